@@ -1,0 +1,198 @@
+"""What may be chosen: one frozen dataclass a section, with types and ranges. Nothing here imports torch or Hydra.
+
+Values are checked strictly (no "3" for 3, no true for 1, no unknown keys) by pydantic, through `build`.
+"""
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from gpt.errors import ConfigError
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=1)]  # at least one of something
+Natural = Annotated[int, Field(ge=0)]  # zero allowed
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]  # a share that must leave something
+Name = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class ModelConfig:
+    """Sizes of the GPT. `block_size` is the training length L, in tokens."""
+
+    n_layer: Count = 4
+    n_head: Count = 4
+    n_embd: Count = 128
+    block_size: Annotated[int, Field(ge=2)] = 64
+    dropout: Fraction = 0.0
+    bias: bool = False
+    vocab_multiple: Count = 1  # the embedding has rows up to a multiple of this; padding is never predicted
+
+    @property
+    def head_width(self) -> int:
+        return self.n_embd // self.n_head
+
+    def check(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ConfigError("model.n_embd", self.n_embd, f"a multiple of model.n_head={self.n_head}")
+
+
+@dataclass(frozen=True, config=STRICT)
+class PositionConfig:
+    """What every position scheme has; each scheme's own class adds its parameters."""
+
+    name: Name
+    layers: Annotated[str, Field(pattern="^[PN]+$")] = "P"  # tiled over layers: P = with position, N = without
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises ConfigError where this scheme cannot be built into `model`."""
+        if len(self.layers) > model.n_layer:
+            raise ConfigError("position.layers", self.layers, f"at most model.n_layer={model.n_layer} letters")
+
+
+@dataclass(frozen=True, config=STRICT)
+class DataConfig:
+    """Which corpus. `path` is a local file or folder, for corpora that take one."""
+
+    name: Name
+    path: str | None = None
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+
+@dataclass(frozen=True, config=STRICT)
+class TokenizerConfig:
+    name: Literal["byte", "char", "gpt2"] = "byte"
+
+
+@dataclass(frozen=True, config=STRICT)
+class OptimConfig:
+    """AdamW and its learning-rate schedule; lengths in steps, rates per step."""
+
+    lr: Positive = 1e-3
+    min_lr: NonNegative = 1e-4
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup: Natural = 100
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the last share of the steps, in which the rate falls
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.1
+    grad_clip: NonNegative = 1.0  # largest gradient norm; 0 turns clipping off
+
+    def check(self) -> None:
+        if self.min_lr > self.lr:
+            raise ConfigError("optim.min_lr", self.min_lr, f"at most optim.lr={self.lr}")
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainConfig:
+    """One run: `batch_size` is in sequences a micro-step, over all processes; a step has `accumulate` micro-steps."""
+
+    steps: Count = 2000
+    batch_size: Count = 12
+    accumulate: Count = 1
+    eval_every: Count = 250
+    eval_tokens: Count = 16384  # validation targets of an evaluation during training
+    checkpoint_every: Count = 500
+    log_every: Count = 10
+
+
+@dataclass(frozen=True, config=STRICT)
+class EvalConfig:
+    """The length protocol: how many targets, and the stride of the sliding window (null: half the training length)."""
+
+    tokens: Count = 131072
+    stride: Count | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class RuntimeConfig:
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: bool = False
+
+
+@dataclass(frozen=True, config=STRICT)
+class WandbConfig:
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    project: Name = "nanope"
+    entity: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+SECTIONS = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "tokenizer": TokenizerConfig,
+    "optim": OptimConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "runtime": RuntimeConfig,
+    "wandb": WandbConfig,
+}
+
+
+def build(cls: type, raw: object, key: str):
+    """A `cls` from the plain mapping `raw`; raises ConfigError naming `key.<field>`, what was given and what is allowed."""
+    if not isinstance(raw, dict):
+        raise ConfigError(key, raw, f"a section with the keys {', '.join(f.name for f in fields(cls))}")
+    try:
+        text = json.dumps(raw)  # strict JSON mode takes lists for tuples and nothing else in place of something else
+        return TypeAdapter(cls).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            allowed = "no such key; the keys are " + ", ".join(f.name for f in fields(cls))
+        elif first["type"] in ("missing", "missing_argument"):
+            allowed = "a value (it has no default)"
+        else:
+            allowed = allowed_values(cls, field)
+        raise ConfigError(f"{key}.{field}", raw.get(field), allowed) from None
+    except (TypeError, ValueError):
+        raise ConfigError(key, raw, "plain numbers, texts, true or false, null and lists of these") from None
+
+
+def allowed_values(cls: type, field: str) -> str:
+    """The field's type and range in words, read off its own schema."""
+    return describe(TypeAdapter(cls).json_schema()["properties"].get(field, {}))
+
+
+def describe(schema: dict) -> str:
+    if "anyOf" in schema:
+        return " or ".join(describe(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(str(value) for value in schema["enum"])
+    words = {
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "a text",
+        "boolean": "true or false",
+        "array": "a list",
+        "null": "null",
+    }
+    text = words.get(schema.get("type"), "a value of another type")
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {schema[word]:g}" for word, sign in signs.items() if word in schema]
+    if schema.get("minLength"):
+        limits.append("not empty")
+    if "pattern" in schema:
+        limits.append(f"of the form {schema['pattern'].strip('^$')}")
+    return f"{text} {' and '.join(limits)}".strip()
+
+
+def plain(value: object) -> object:
+    """Dataclasses, tuples and mappings as what JSON and YAML hold: dicts, lists, numbers, texts, booleans, null."""
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
