@@ -116,6 +116,7 @@ class RuntimeConfig:
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
+    attention: Literal["sdpa", "flex", "reference"] = "sdpa"  # the kernel; all give the same numbers
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -139,7 +140,7 @@ SECTIONS = {
 
 
 def build(cls: type, raw: object, key: str):
-    """A `cls` from the plain mapping `raw`; raises ConfigError naming `key.<field>`, what was given and what is allowed."""
+    """A `cls` from the plain mapping `raw`; ConfigError names `key.<field>`, what was given and what is allowed."""
     if not isinstance(raw, dict):
         raise ConfigError(key, raw, f"a section with the keys {', '.join(f.name for f in fields(cls))}")
     try:

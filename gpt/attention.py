@@ -1,0 +1,148 @@
+"""Self-attention: projections, and `attend`, the only place that knows masks, scale, softmax and kernels.
+
+Shapes: B sequences, T new tokens, H heads, Tq = T queries, Tk keys (cached ones included), d head width, D width.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.cache import Cache
+from gpt.position.base import Position
+from gpt.schema import ModelConfig
+
+KERNELS = ("sdpa", "reference", "flex")
+
+
+@dataclass
+class Shared:
+    """What all layers of one forward share: made once from the positions, not once a layer."""
+
+    position: Position
+    ctx: object  # what the scheme prepared
+    q_pos: Tensor  # (Tq,) int64
+    k_pos: Tensor  # (Tk,) int64
+    n_cached: int  # keys before the first query
+    masks: dict[bool, Tensor | None]  # with and without the scheme: additive (H or 1, Tq, Tk) float32, None: causal
+    kernel: str
+
+
+def share(position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", patterned: bool = True) -> Shared:
+    """Prepare one forward; `patterned` asks for the mask of layers without position too."""
+    n_cached = len(k_pos) - len(q_pos)
+    with torch.autocast(q_pos.device.type, enabled=False):
+        ctx = position.prepare(q_pos, k_pos)
+        if kernel == "flex":  # computes pair and mask itself
+            masks = {True: None, False: None}
+        else:
+            masks = {True: mask(position, q_pos, k_pos)}
+            masks[False] = masks[True] if position.pair is None else mask(None, q_pos, k_pos) if patterned else None
+    return Shared(position, ctx, q_pos, k_pos, n_cached, masks, kernel)
+
+
+def mask(position: Position | None, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
+    """Additive mask: the scheme's bias where a query may look, -inf where not; None where plain causal says it all.
+
+    Bottom-right aligned: the last query sees every key. (The kernels' own `is_causal` is top-left aligned, which is
+    another mask as soon as there are cached keys.)
+    """
+    Tq, Tk = len(q_pos), len(k_pos)
+    biased = position is not None and position.pair is not None
+    if not biased and (Tq == Tk or Tq == 1):
+        return None
+    future = torch.ones(Tq, Tk, dtype=torch.bool, device=q_pos.device).triu(Tk - Tq + 1)
+    bias = dense_bias(position, q_pos, k_pos) if biased else torch.zeros(1, 1, 1, device=q_pos.device)
+    return bias.masked_fill(future, -math.inf)
+
+
+def dense_bias(position: Position, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+    """The pointwise law `pair` at every head, query and key: (H, Tq, Tk) float32."""
+    heads = torch.arange(position.n_head, device=q_pos.device)
+    return position.pair(heads.view(-1, 1, 1), q_pos.view(1, -1, 1), k_pos.view(1, 1, -1))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool = True, dropout: float = 0.0) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias, causal) v: q (B, H, Tq, d), k and v (B, H, Tk, d) -> (B, H, Tq, d)."""
+    mask = shared.masks[positioned]
+    if shared.kernel == "reference":
+        return attend_reference(q, k, v, mask, dropout)
+    if shared.kernel == "flex":
+        return attend_flex(q, k, v, shared, positioned)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
+    if q.dtype != torch.float32 and q.is_cpu:
+        return attend_reference(q, k, v, mask, dropout)  # the CPU kernel would add the bias in low precision
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype).unsqueeze(0), dropout_p=dropout)
+
+
+def attend_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """The definition, slow and obvious, in float32 or better; every kernel is tested against it."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = q.to(exact) @ k.to(exact).transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, Tq, Tk)
+        if mask is None:
+            Tq, Tk = scores.shape[-2:]
+            future = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu(Tk - Tq + 1)
+            scores = scores.masked_fill(future, -math.inf)
+        else:
+            scores = scores + mask
+        weights = F.dropout(torch.softmax(scores, dim=-1), dropout, training=dropout > 0)
+        return (weights @ v.to(exact)).to(q.dtype)
+
+
+def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool) -> Tensor:
+    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel, no (Tq, Tk) tensor anywhere."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    q_pos, k_pos, n_cached = shared.q_pos, shared.k_pos, shared.n_cached
+    pair = shared.position.pair if positioned else None
+
+    def score(s, batch, head, i, j):
+        return s if pair is None else s + pair(head, q_pos[i], k_pos[j])
+
+    def visible(batch, head, i, j):
+        return j <= i + n_cached
+
+    block_mask = create_block_mask(visible, None, None, q.shape[2], k.shape[2], device=str(q.device))
+    return flex_kernel(q.is_cuda)(q, k, v, score_mod=score, block_mask=block_mask)
+
+
+@functools.cache
+def flex_kernel(fused: bool):
+    """Only the compiled function is fused; the plain one materializes the scores, which does for the CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False) if fused else flex_attention
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention with the scheme's hooks between the projections and the kernel."""
+
+    def __init__(self, config: ModelConfig, layer: int, positioned: bool):
+        super().__init__()
+        self.layer = layer
+        self.positioned = positioned
+        self.n_head = config.n_head
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, shared: Shared, cache: Cache | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D)"""
+        B, T, D = x.shape
+        q, k, v = self.c_attn(x).split(D, dim=2)  # each (B, T, D)
+        q = q.view(B, T, self.n_head, D // self.n_head).transpose(1, 2)  # (B, H, T, d)
+        k = k.view(B, T, self.n_head, D // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, D // self.n_head).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)  # (B, H, Tk, d), keys as they were before any rotation
+        if self.positioned:
+            q, k = shared.position.rotate(q, k, shared.ctx, self.layer)
+        y = attend(q, k, v, shared, self.positioned, self.dropout if self.training else 0.0)
+        y = y.transpose(1, 2).reshape(B, T, D)
+        return self.resid_dropout(self.c_proj(y))

@@ -1,0 +1,74 @@
+"""The door between Hydra's command line and the entry points. Errors of the user come out as one line, exit code 2."""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gpt.errors import UserError
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def run(config_name: str, job: Callable[[dict, list[str]], int]) -> None:
+    """Compose configs/<config_name>.yaml with the command line and exit with what `job(values, overrides)` returns."""
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
+    def app(cfg) -> None:
+        overrides = list(HydraConfig.get().overrides.task)
+        sys.exit(job(OmegaConf.to_container(cfg, resolve=True), overrides))
+
+    report_errors(app, config_name)
+
+
+def report_errors(main: Callable[[], object], config_name: str | None = None) -> None:
+    """Call main; what the user can mend becomes one line on stderr, everything else keeps its traceback."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing pages of its own
+    try:
+        main()
+    except UserError as error:
+        fail(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(explain(error, config_name))
+
+
+def fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def explain(error: Exception, config_name: str | None = None) -> str:
+    """Hydra's message in one line, in the words of our own errors."""
+    text = str(error)
+    if found := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^'=]+)", text):
+        key = found.group(1)
+        close = difflib.get_close_matches(key, known_keys(config_name), n=1) if config_name else []
+        hint = f"did you mean {close[0]}?" if close else f"python {Path(sys.argv[0]).name} --help lists all keys"
+        return f"{key}: no such key; {hint}"
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+        return f"{found.group(1)}: got '{found.group(2)}', allowed: {' | '.join(options)}"
+    text = text.split("\nSet the environment variable")[0]
+    return " ".join(line.strip() for line in text.splitlines() if line.strip() and "object_type" not in line)
+
+
+def known_keys(config_name: str) -> list[str]:
+    """Dotted names of all keys of the default configuration."""
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        tree = OmegaConf.to_container(hydra.compose(config_name), resolve=False)
+
+    def walk(node: dict, prefix: str):
+        for key, value in node.items():
+            yield prefix + key
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{key}.")
+
+    return list(walk(tree, ""))

@@ -1,0 +1,100 @@
+"""From a composed configuration, as plain values, to the frozen dataclasses that the code sees."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from gpt.errors import ConfigError
+from gpt.position import scheme
+from gpt.schema import (
+    SECTIONS,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimConfig,
+    PositionConfig,
+    RuntimeConfig,
+    TokenizerConfig,
+    TrainConfig,
+    WandbConfig,
+    build,
+    plain,
+)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that determines one run."""
+
+    seed: int
+    sweep: str
+    name: str  # of the run's folder; empty: made from what was chosen
+    model: ModelConfig
+    position: PositionConfig
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    optim: OptimConfig
+    train: TrainConfig
+    eval: EvalConfig
+    runtime: RuntimeConfig
+    wandb: WandbConfig
+
+
+def load(raw: dict) -> RunConfig:
+    """The typed configuration of a run; ConfigError on the first key that is unknown, missing or out of range."""
+    keys = [f.name for f in fields(RunConfig)]
+    for key in raw:
+        if key not in keys:
+            raise ConfigError(key, raw[key], "no such key; the keys are " + ", ".join(keys))
+    for key in keys:
+        if key not in raw:
+            raise ConfigError(key, None, "a value (it has no default)")
+    if type(raw["seed"]) is not int or not 0 <= raw["seed"] < 2**63:
+        raise ConfigError("seed", raw["seed"], "a whole number >= 0")
+    for key in ("sweep", "name"):
+        if not isinstance(raw[key], str):
+            raise ConfigError(key, raw[key], "a text")
+    parts = {key: build(cls, raw[key], key) for key, cls in SECTIONS.items()}
+    position = load_position(raw["position"])
+    config = RunConfig(seed=raw["seed"], sweep=raw["sweep"], name=raw["name"], position=position, **parts)
+    check(config)
+    return config
+
+
+def load_position(raw: object) -> PositionConfig:
+    """The configuration of one scheme, of that scheme's own class: keys of another scheme are refused."""
+    if not isinstance(raw, dict) or "name" not in raw:
+        raise ConfigError("position", raw, "a section with a name; choose one with position=<scheme>")
+    return build(scheme(raw["name"]).Config, raw, "position")
+
+
+def check(config: RunConfig) -> None:
+    """What concerns two sections at once."""
+    config.model.check()
+    config.optim.check()
+    config.position.check(config.model)
+    L = config.model.block_size
+    if config.eval.stride is not None and config.eval.stride > L:
+        raise ConfigError("eval.stride", config.eval.stride, f"at most model.block_size={L}")
+    if config.train.eval_tokens < L:
+        raise ConfigError("train.eval_tokens", config.train.eval_tokens, f"at least model.block_size={L}")
+    if config.runtime.attention == "flex" and config.model.dropout:
+        raise ConfigError("runtime.attention", "flex", "sdpa | reference where model.dropout > 0")
+
+
+def read_yaml(path: Path) -> dict:
+    """A configuration as it was stored with a run."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+
+
+def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple[object, object]]:
+    """{dotted key: (old, new)} for every value that differs or stands on one side only."""
+    found = {}
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found |= differences(a, b, f"{prefix}{key}.")
+        elif plain(a) != plain(b) or type(a) is not type(b):
+            found[prefix + key] = (a, b)
+    return found

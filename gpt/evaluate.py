@@ -1,0 +1,149 @@
+"""The length protocol: the same target tokens at every factor, only the window changes.
+
+L is the training length, f a factor, f L the evaluation length, all in tokens; losses in nats a token.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpt.data import window
+from gpt.errors import ConfigError, LengthError
+from gpt.model import GPT
+from gpt.runtime import Runtime
+
+BINS_PER_LENGTH = 16  # of the loss by position: bins in each stretch of L
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The validation text, cut: block b has the `length` targets after token b * length."""
+
+    length: int  # targets a block, a multiple of every evaluation length
+    count: int
+    dropped: int  # targets after the last block, never scored
+
+    @property
+    def targets(self) -> int:
+        return self.length * self.count
+
+
+def cut(n_tokens: int, train_length: int, factors: Sequence[int], limit: int | None = None) -> Blocks:
+    """Blocks of F L targets, F the least common multiple of the factors (the largest, for powers of two), from the
+    start of a text of n_tokens, at most `limit` targets in all.
+
+    Raises LengthError where the text is too short for one block, ConfigError where the limit is.
+    """
+    length = math.lcm(*factors) * train_length
+    available = n_tokens - 1  # the first token is nobody's target
+    if available < length:
+        raise LengthError(f"the validation split has {n_tokens} tokens, {length + 1} are needed for {length} targets")
+    if limit is not None and limit < length:
+        raise ConfigError("eval.tokens", limit, f"at least {length}, one block of the factors {list(factors)}")
+    count = min(available, limit or available) // length
+    return Blocks(length, count, available - count * length)
+
+
+def fitting(n_tokens: int, train_length: int, factors: Sequence[int]) -> list[int]:
+    """The factors that a text of n_tokens can serve together, the largest left out first."""
+    kept = sorted(set(factors))
+    while kept and math.lcm(*kept) * train_length > n_tokens - 1:
+        kept.pop()
+    return kept
+
+
+def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: int, last: int, runtime: Runtime):
+    """(len(starts), last) float64 losses of the `last` targets of each window of `length` tokens from `starts`."""
+    found = np.empty((len(starts), last))
+    # few enough windows at once that logits stay below 2^26 numbers, and caches stay warm on a CPU
+    budget = min(2**26 // model.vocab_size, 4096 if runtime.device.type == "cpu" else 65536)
+    batch = max(1, budget // length)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), runtime.autocast():
+            for n in range(0, len(starts), batch):
+                x, y = runtime.to_device(*window(tokens, starts[n : n + batch], length))
+                found[n : n + batch] = model.losses(x, y, last).double().cpu().numpy()
+    finally:
+        model.train(was_training)
+    return found
+
+
+def validation_loss(model: GPT, tokens: np.ndarray, limit: int, runtime: Runtime) -> float:
+    """Loss at the training length (disjoint, factor 1) on the first targets of a text: what training reports."""
+    L = model.config.block_size
+    blocks = cut(len(tokens), L, [1], max(L, limit))
+    return float(window_losses(model, tokens, np.arange(blocks.count) * L, L, L, runtime).mean())
+
+
+def disjoint(
+    model: GPT, tokens: np.ndarray, blocks: Blocks, factor: int, token_bytes: np.ndarray, runtime: Runtime
+) -> dict:
+    """Each block as F/f separate windows of f L: every target once, at every factor."""
+    L = model.config.block_size
+    length = factor * L
+    model.check_length(length)
+    starts = np.arange(blocks.targets // length) * length
+    began = time.perf_counter()
+    losses = window_losses(model, tokens, starts, length, length, runtime)
+    seconds = time.perf_counter() - began
+
+    targets = np.asarray(tokens[1 : blocks.targets + 1])
+    row = statistics(losses.reshape(blocks.count, -1), targets, token_bytes)
+    tail = losses[:, L:] if factor > 1 else None
+    edges = np.unique(np.linspace(0, length, BINS_PER_LENGTH * factor + 1).round().astype(int))
+    by_position = losses.mean(axis=0)
+    return row | {
+        "tail_loss": None if tail is None else float(tail.mean()),
+        "tail_loss_se": None if tail is None else standard_error(tail.reshape(blocks.count, -1).mean(axis=1)),
+        "position_curve": [float(by_position[a:b].mean()) for a, b in zip(edges[:-1], edges[1:], strict=True)],
+        "position_bins": edges.tolist(),
+        "tokens_per_second": len(starts) * length / seconds,
+    }
+
+
+def sliding(
+    model: GPT, tokens: np.ndarray, blocks: Blocks, factor: int, stride: int, token_bytes: np.ndarray, runtime: Runtime
+) -> dict:
+    """The last `stride` targets of each block, from a window of f L that ends with the block.
+
+    Each has at least f L - stride tokens before it, all of its own block, and the targets are the same at every factor.
+    """
+    length = factor * model.config.block_size
+    model.check_length(length)
+    ends = (np.arange(blocks.count) + 1) * blocks.length
+    began = time.perf_counter()
+    losses = window_losses(model, tokens, ends - length, length, stride, runtime)
+    seconds = time.perf_counter() - began
+    targets = np.stack([np.asarray(tokens[end - stride + 1 : end + 1]) for end in ends])
+    return statistics(losses, targets, token_bytes) | {
+        "tail_loss": None,
+        "tail_loss_se": None,
+        "position_curve": None,
+        "position_bins": None,
+        "tokens_per_second": blocks.count * length / seconds,
+    }
+
+
+def statistics(losses: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> dict:
+    """Loss over all targets from (blocks, targets of a block) losses: sums over counted targets, error over blocks."""
+    n_bytes = int(token_bytes[targets].sum())
+    loss = float(losses.sum() / losses.size)
+    return {
+        "loss": loss,
+        "loss_se": standard_error(losses.mean(axis=1)),
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_byte": float(losses.sum() / math.log(2) / n_bytes) if n_bytes else None,
+        "n_targets": losses.size,
+        "n_bytes": n_bytes,
+    }
+
+
+def standard_error(values: np.ndarray) -> float | None:
+    """Of the mean; None for a single value, which says nothing about its spread."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None

@@ -1,0 +1,30 @@
+"""The table of position schemes: a new one is a module here, a YAML in configs/position, and a row below."""
+
+from gpt.errors import ConfigError
+from gpt.position.alibi import Alibi
+from gpt.position.base import Position
+from gpt.position.learned import Learned
+from gpt.position.rope import Rope
+from gpt.position.sinusoidal import Sinusoidal
+from gpt.position.t5 import T5
+from gpt.schema import ModelConfig, PositionConfig
+
+SCHEMES: dict[str, type[Position]] = {
+    "nope": Position,
+    "learned": Learned,
+    "sinusoidal": Sinusoidal,
+    "rope": Rope,
+    "alibi": Alibi,
+    "t5": T5,
+}
+
+
+def scheme(name: object) -> type[Position]:
+    """The class of a scheme; raises ConfigError naming all of them."""
+    if name not in SCHEMES:
+        raise ConfigError("position.name", name, " | ".join(SCHEMES))
+    return SCHEMES[name]
+
+
+def build_position(config: PositionConfig, model: ModelConfig) -> Position:
+    return scheme(config.name)(config, model)

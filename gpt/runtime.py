@@ -1,0 +1,120 @@
+"""Where and how a run computes: device, precision, threads, processes."""
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+
+import torch
+
+from gpt.errors import ConfigError
+from gpt.schema import RuntimeConfig
+
+# Dense bfloat16 peak of known GPUs in FLOP/s, from NVIDIA's data sheets; for MFU.
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "T4": 65e12,
+}
+
+
+@dataclass
+class Runtime:
+    """What `start` found. `world` processes share each step; this is number `rank`."""
+
+    device: torch.device
+    dtype: torch.dtype
+    rank: int = 0
+    world: int = 1
+    peak_flops: float | None = None
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def autocast(self):
+        """Low precision for matrix products where asked for; weights and sums stay float32."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def to_device(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.device.type != "cuda":
+            return tuple(t.to(self.device) for t in tensors)
+        return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """Mean of a scalar over the processes."""
+        if self.world > 1:
+            torch.distributed.all_reduce(value)
+            value /= self.world
+        return value
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            torch.distributed.barrier()
+
+    def peak_memory(self) -> int:
+        """Largest memory so far in bytes: of the GPU, else of this process."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        import resource
+        import sys
+
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def start(config: RuntimeConfig) -> Runtime:
+    """Pick the device and precision, join the processes of a torchrun; ConfigError for what is not there."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        torch.set_num_threads(int(threads))
+    rank, world, local = (int(os.environ.get(key, d)) for key, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    device = pick_device(config.device, local)
+    if world > 1 and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if config.attention == "flex" and device.type != "cuda":
+        raise ConfigError("runtime.attention", "flex", f"sdpa | reference on {device.type}: flex has no backward there")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
+    return Runtime(device, pick_dtype(config.dtype, device), rank, world, peak)
+
+
+def stop(runtime: Runtime) -> None:
+    if runtime.world > 1:
+        torch.distributed.destroy_process_group()
+
+
+def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if wanted == "cuda":
+        wanted = f"cuda:{local_rank}"
+    if wanted.startswith("cuda") and int(wanted.split(":")[1]) >= torch.cuda.device_count():
+        raise ConfigError("runtime.device", wanted, f"cpu, or one of {torch.cuda.device_count()} CUDA devices here")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("runtime.device", wanted, "auto | cpu: there is no MPS device here")
+    return torch.device(wanted)
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 on a GPU that has it, float32 elsewhere (on a CPU bfloat16 is the slow one)."""
+    if wanted == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Everything a step draws (dropout) is a function of (seed, step, rank), whatever ran before."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7], "little"))
