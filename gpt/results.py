@@ -367,6 +367,11 @@ def condition(row: dict, n_targets: int | None) -> Condition:
     return Condition(**{name: row.get(name) for name in names}, n_targets=n_targets)
 
 
+def agrees(part: Condition, whole: Condition) -> bool:
+    """All that `part` says, `whole` says too; an unsupported row may have nulls."""
+    return all(value in (None, getattr(whole, name)) for name, value in vars(part).items())
+
+
 def conditions(run: Run) -> dict[Condition, list[dict]]:
     """The rows of the newest checkpoint by what they were measured on.
 
@@ -381,7 +386,7 @@ def conditions(run: Run) -> dict[Condition, list[dict]]:
             rest.append(row)
     for row in rest:
         bare = condition(row, None)
-        homes = [key for key in groups if condition(vars(key), None) == bare]
+        homes = [key for key in groups if agrees(bare, key)]
         groups.setdefault(homes[0] if homes else bare, []).append(row)
     return groups
 
@@ -443,7 +448,7 @@ def share_targets(by_run: dict[Path, dict[Condition, list[dict]]]) -> None:
     full = Counter(key for groups in by_run.values() for key in groups if key.n_targets is not None)
     for groups in by_run.values():
         for key in [key for key in groups if key.n_targets is None]:
-            homes = [other for other in full if condition(vars(other), None) == key]
+            homes = [other for other in full if agrees(key, other)]
             if homes:
                 home = max(homes, key=lambda other: (full[other], other.n_targets))
                 groups.setdefault(home, []).extend(groups.pop(key))

@@ -1,0 +1,350 @@
+"""The two pictures of a report. A position scheme has one colour and one marker everywhere."""
+
+import io
+import math
+import zlib
+from dataclasses import dataclass
+
+from gpt.results import DISJOINT, SLIDING, Comparison, Line, ok
+
+# Colours of Okabe and Ito and of Tol's muted set, which the colour-blind can tell apart; where a colour comes back or
+# is close to another, the marker differs. The six schemes of the first ablation have the six clearest colours.
+STYLES = {
+    "nope": ("#000000", "X"),
+    "learned": ("#D55E00", "s"),
+    "sinusoidal": ("#CC79A7", "v"),
+    "rope": ("#0072B2", "o"),
+    "alibi": ("#009E73", "^"),
+    "t5": ("#E69F00", "D"),
+    "raw_index": ("#882255", "<"),
+    "normalized_index": ("#882255", ">"),
+    "binary": ("#AA4499", "s"),
+    "concat": ("#CC6677", "P"),
+    "shaw": ("#999933", "o"),
+    "transformer_xl": ("#117733", "X"),
+    "tupe": ("#661100", "D"),
+    "kerple": ("#44AA99", "^"),
+    "sandwich": ("#44AA99", "p"),
+    "fire": ("#DDAA33", "h"),
+    "cope": ("#888888", "o"),
+    "xpos": ("#56B4E9", "v"),
+    "pope": ("#332288", "D"),
+    "randomized": ("#BB5566", "*"),
+    "hybrid": ("#6699CC", "P"),
+}
+MARKERS = "osD^v<>PXphd*8"
+OVERFLOW = {"clamp": (5, 2), "wrap": (5, 1.5, 1, 1.5), "interpolate": (2.5, 1.5)}  # dashes: not what the model learnt
+DOTS = (0, (1, 1.6))
+GREY = "#555555"
+SOBER = {
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    color: str
+    marker: str
+    dashes: object = "-"
+    hollow: bool = False
+
+    @property
+    def line(self) -> dict:
+        face = "white" if self.hollow else self.color
+        shape = {"marker": self.marker, "markersize": 6, "markerfacecolor": face, "markeredgecolor": self.color}
+        return {"color": self.color, "linewidth": 1.7, "linestyle": self.dashes, **shape}
+
+
+def scheme_style(scheme: str) -> tuple[str, str]:
+    """(colour, marker) of a scheme, always the same; of one not in the table, by the hash of its name."""
+    if scheme in STYLES:
+        return STYLES[scheme]
+    number = zlib.crc32(scheme.encode())
+    colours = sorted({colour for colour, _ in STYLES.values()})
+    return colours[number % len(colours)], MARKERS[number // len(colours) % len(MARKERS)]
+
+
+def styles(lines: list[Line] | tuple[Line, ...]) -> dict[str, Style]:
+    """label -> Style. A scheme's variants keep its colour, darker or lighter, with a marker of their own.
+
+    An overflow policy or a rescaling is the same model read otherwise: same colour and marker, hollow and dashed.
+    """
+    found, families = {}, {}
+    for base in sorted({(line.scheme, line.base) for line in lines}):
+        families.setdefault(family(*base), []).append(base[1])
+    for name, bases in families.items():
+        colour, marker = scheme_style(name)
+        rest = [m for m in MARKERS if m != marker]
+        bases.sort(key=lambda base: (base != name, base))  # the bare scheme keeps the bare style
+        for i, base in enumerate(bases):
+            shade = colour if i == 0 else mix(colour, "#000000" if i % 2 else "#FFFFFF", 0.42 / (1 + i // 4))
+            found[base] = Style(shade, marker if i == 0 else rest[(i - 1) % len(rest)])
+    for line in lines:
+        if line.variant:
+            base = found[line.base]
+            dashes = OVERFLOW.get(line.overflow) or (4, 1.5, 1.5, 1.5)
+            found[line.label] = Style(base.color, base.marker, (0, dashes), hollow=True)
+    return found
+
+
+def family(scheme: str, base: str) -> str:
+    return "hybrid" if scheme == "rope" and "layers=" in base else scheme
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    a, b = (tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in (colour, other))
+    return "#" + "".join(f"{round(x + (y - x) * share):02X}" for x, y in zip(a, b, strict=True))
+
+
+def figure(**options):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(layout="constrained", **options)
+    FigureCanvasAgg(made)
+    return made
+
+
+def png(made) -> bytes:
+    file = io.BytesIO()
+    made.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+# ---- loss against evaluation length
+
+
+def extrapolation(comparison: Comparison):
+    """Loss at every evaluation length, a line a scheme: disjoint windows left, sliding windows right; a Figure.
+
+    Where a few lines rise so far that the others lie on each other, a panel in the middle shows the low end larger.
+    Above the first panel: which scheme has no value at which length.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(SOBER):
+        return draw_extrapolation(comparison)
+
+
+def draw_extrapolation(comparison: Comparison):
+    from matplotlib.lines import Line2D
+
+    look = styles(comparison.lines)
+    length = comparison.condition.train_length or 1
+    everything = [DISJOINT] * bool(comparison.factors) + [SLIDING] * bool(comparison.sliding)
+    heights = [
+        m.mean
+        for line in comparison.lines
+        for p in everything
+        for f in lengths(comparison, p)
+        if (m := line.mean(p, f))
+    ]
+    starts = [
+        m.mean
+        for line in comparison.lines
+        for p in everything
+        for f in lengths(comparison, p)[:1]
+        if (m := line.mean(p, f))
+    ]
+    window = zoom(heights, starts)
+    panels = (
+        [(DISJOINT, False)]
+        + ([(DISJOINT, True)] if window else [])
+        + [(SLIDING, bool(window))] * bool(comparison.sliding)
+    )
+    missing = [one for one in comparison.lines if any(one.unsupported(DISJOINT, f) for f in comparison.factors)]
+
+    strip = 0.24 * len(missing) + 0.12
+    tall = max(4.6, 0.21 * len(comparison.lines) + 1.2)
+    made = figure(figsize=(4.3 * len(panels) + 2.6, tall + (strip + 0.3 if missing else 0)))
+    grid = made.add_gridspec(2 if missing else 1, len(panels), height_ratios=[strip, tall] if missing else [tall])
+    axes = []
+    for i, (protocol, near) in enumerate(panels):
+        ax = made.add_subplot(grid[-1, i])
+        draw_panel(ax, comparison, protocol, look, window if near else None)
+        axes.append(ax)
+    axes[0].set_ylabel("loss (nats per token)")
+    if missing:
+        draw_missing(made.add_subplot(grid[0, 0], sharex=axes[0]), comparison, missing, look)
+
+    handles = [Line2D([], [], label=line.label, **look[line.label].line) for line in by_end(comparison)]
+    handles.append(Line2D([], [], color=GREY, linewidth=1, label=f"training length ({length} tokens)"))
+    if comparison.sliding:
+        handles.append(
+            Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1.2, label="sliding; flat: control line, 1x")
+        )
+    spread = [line for line in comparison.lines if len(line.runs) > 1]
+    title = "bars: standard deviation over seeds" if spread else "bars: standard error over blocks, one seed"
+    made.legend(handles=handles, loc="outside right center", title=title, title_fontsize=8.5, alignment="left")
+    return made
+
+
+def lengths(comparison: Comparison, protocol: str) -> tuple:
+    return comparison.factors if protocol == DISJOINT else comparison.sliding
+
+
+def by_end(comparison: Comparison) -> list[Line]:
+    """The lines from the highest end to the lowest, as a reader meets them at the right edge; those that stop first."""
+
+    def place(line: Line):
+        reached = [f for f in comparison.factors if line.mean(DISJOINT, f)]
+        at = reached[-1] if reached else 0
+        return (
+            at == comparison.factors[-1] if comparison.factors else False,
+            -(line.mean(DISJOINT, at).mean if at else 0),
+        )
+
+    return sorted(comparison.lines, key=lambda line: (place(line), line.label))
+
+
+def zoom(heights: list[float], starts: list[float]) -> tuple[float, float] | None:
+    """The range in which differences at the training length can be seen, where the full range is several times that."""
+    if not starts:
+        return None
+    low, spread = min(heights), max(starts) - min(starts)
+    high = max(starts) + max(1.5 * spread, 0.12 * abs(low) / 2, 0.02)
+    inside = sum(h <= high for h in heights)
+    if max(heights) - low < 3 * (high - low) or inside < 2:
+        return None
+    pad = 0.06 * (high - low)
+    return low - pad, high + pad
+
+
+def draw_panel(ax, comparison: Comparison, protocol: str, look: dict[str, Style], window: tuple | None) -> None:
+    factors, length = lengths(comparison, protocol), comparison.condition.train_length or 1
+    every = sorted({*comparison.factors, *comparison.sliding})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([f * length for f in every], [f"{f * length:g}\n{f:g}x" for f in every])
+    ax.minorticks_off()
+    ax.set_xlim(every[0] * length / 2**0.3, every[-1] * length * 2**0.3)
+    ax.set_xlabel("evaluation length (tokens, times the training length)")
+    name = "disjoint windows" if protocol == DISJOINT else f"sliding windows, stride {comparison.stride}"
+    ax.set_title(name + (", low end" if window else ""))
+    ax.axvline(length, color=GREY, linewidth=1, zorder=1)
+    for line in comparison.lines:
+        style = look[line.label]
+        points = [(f * length, m) for f in factors if (m := line.mean(protocol, f))]
+        if points:
+            x, y = [p[0] for p in points], [p[1].mean for p in points]
+            errors = [p[1].sd if p[1].sd is not None else p[1].block_se or 0 for p in points]
+            options = style.line | ({"linestyle": DOTS} if protocol == SLIDING else {})
+            ax.errorbar(x, y, yerr=errors, capsize=2.5, elinewidth=1, label=line.label, zorder=3, **options)
+            if window:
+                leave(ax, x, y, window[1], style)
+        control = line.mean(SLIDING, 1) if not line.variant else None
+        if control and protocol == SLIDING:
+            ax.axhline(control.mean, color=style.color, linestyle=DOTS, linewidth=1, alpha=0.75, zorder=2)
+    if not any(line.mean(protocol, f) for line in comparison.lines for f in factors):
+        ax.text(0.5, 0.5, "no supported measurement", transform=ax.transAxes, ha="center", color=GREY)
+        ax.set_yticks([])
+    if window:
+        ax.set_ylim(*window)
+
+
+def leave(ax, x: list, y: list, top: float, style: Style) -> None:
+    """An arrow where a line leaves the panel through its top."""
+    for i in range(1, len(x)):
+        if y[i - 1] <= top < y[i]:
+            share = (top - y[i - 1]) / (y[i] - y[i - 1])
+            at = 2 ** (math.log2(x[i - 1]) + share * (math.log2(x[i]) - math.log2(x[i - 1])))
+            ax.plot([at], [top], marker="^", color=style.color, markersize=7, clip_on=False, zorder=5)
+
+
+def draw_missing(ax, comparison: Comparison, missing: list[Line], look: dict[str, Style]) -> None:
+    """A row a scheme, a hollow cross at each length it cannot read."""
+    length = comparison.condition.train_length or 1
+    for row, line in enumerate(missing):
+        bad = [f * length for f in comparison.factors if line.unsupported(DISJOINT, f)]
+        style = look[line.label]
+        options = {"marker": "X", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": style.color}
+        ax.plot(bad, [row] * len(bad), linestyle=(0, (1, 3)), color=style.color, linewidth=0.8, **options)
+        ax.text(
+            bad[0] / 2**0.12, row, f"{line.label}: unsupported", ha="right", va="center", color=style.color, fontsize=9
+        )
+    ax.set_ylim(len(missing) - 0.4, -0.6)
+    ax.axis("off")
+
+
+# ---- loss by position
+
+
+def per_position(comparison: Comparison):
+    """Loss by position in the longest window that each scheme reads (disjoint), the mean over seeds; a Figure."""
+    import matplotlib
+
+    with matplotlib.rc_context(SOBER):
+        return draw_per_position(comparison)
+
+
+def draw_per_position(comparison: Comparison):
+    look = styles(comparison.lines)
+    length = comparison.condition.train_length or 1
+    curves = {line.label: c for line in comparison.lines if (c := curve(line, comparison.factors))}
+    late = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if a >= length / 8]
+    inside = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if length / 4 <= a < length]
+    window = zoom(late, inside)
+    made = figure(figsize=(8.6 + (3.4 if window else 0), max(4.6, 0.21 * len(curves) + 1.2)))
+    axes = made.subplots(1, 2 if window else 1, squeeze=False)[0]
+    for ax, near in zip(axes, (None, window), strict=False):
+        for line in by_end(comparison):
+            if line.label not in curves:
+                continue
+            bins, ys = curves[line.label]
+            style = look[line.label]
+            x = [(a + b) / 2 for a, b in zip(bins[:-1], bins[1:], strict=True)]
+            options = style.line | {"markersize": 4.5, "markevery": max(1, len(x) // 8)}
+            ax.plot(x, smooth(bins, ys, length), label=f"{line.label}", **options)
+        ax.axvline(length, color=GREY, linewidth=1, label=f"training length ({length} tokens)", zorder=1)
+        ends = [bins[-1] for bins, _ in curves.values()]
+        ax.set_xlim(0, max(ends, default=length))
+        step = max(1, round(max(ends, default=length) / length / 8)) * length
+        ax.set_xticks([*range(0, int(max(ends, default=length)) + 1, step)])
+        ax.set_xlabel("position in the window (tokens)")
+        ax.set_title("loss by position" + (", low end" if near else ""))
+    if late:
+        pad = 0.06 * (max(late) - min(late)) or 0.05
+        axes[0].set_ylim(min(late) - pad, max(late) + pad)
+        if window:
+            axes[-1].set_ylim(*window)
+        made.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", alignment="left")
+    else:
+        axes[0].text(0.5, 0.5, "no supported measurement", transform=axes[0].transAxes, ha="center", color=GREY)
+    axes[0].set_ylabel("loss (nats per token)")
+    return made
+
+
+def curve(line: Line, factors: tuple) -> tuple[list, list] | None:
+    """(bin edges, losses) at the largest factor with a value, the mean over seeds; the edges most seeds share."""
+    for factor in reversed(factors):
+        rows = [r for r in line.rows.get((DISJOINT, factor), {}).values() if ok(r) and r.get("position_curve")]
+        bins = [tuple(r["position_bins"]) for r in rows]
+        if rows:
+            shared = max(sorted(set(bins)), key=bins.count)
+            curves = [r["position_curve"] for r, b in zip(rows, bins, strict=True) if b == shared]
+            return list(shared), [sum(ys) / len(ys) for ys in zip(*curves, strict=True)]
+    return None
+
+
+def smooth(bins: list, ys: list, length: int) -> list[float]:
+    """A running mean of at most 5 bins, narrower towards the ends; it never reaches across the training length."""
+    inside = [b <= length for b in bins[1:]]
+    found = []
+    for i in range(len(ys)):
+        same = [j for j in range(len(ys)) if inside[j] == inside[i]]
+        reach = min(len(ys) // 32 + 1, 2, i - same[0], same[-1] - i)
+        part = ys[i - reach : i + reach + 1]
+        found.append(sum(part) / len(part))
+    return found

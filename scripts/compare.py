@@ -1,0 +1,33 @@
+"""Compares the runs of a folder: prints tables, writes report.md, results.csv and two pictures into it.
+
+python scripts/compare.py runs/pos
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gpt.errors import UserError  # noqa: E402
+from gpt.report import print_table, write_report  # noqa: E402
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or any(argument.startswith("-") for argument in arguments):
+        print(
+            "usage: python scripts/compare.py <folder of runs> ...; first: python eval.py runs=<folder of runs>",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        report = write_report([Path(argument) for argument in arguments])
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print_table(report)
+    print("wrote " + " ".join(str(path) for path in report.files))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
