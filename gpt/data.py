@@ -514,8 +514,6 @@ def batch(tokens: np.ndarray, block_size: int, seed: int, step: int, rows: range
     function of (seed, step, row) alone: not of what was drawn before, nor of which other rows are asked for.
     Raises DataError where `tokens` is shorter than block_size + 1.
     """
-    import torch
-
     starts = len(tokens) - block_size  # how many windows there are
     if starts < 1:
         raise DataError(
@@ -525,12 +523,17 @@ def batch(tokens: np.ndarray, block_size: int, seed: int, step: int, rows: range
     key, counter = np.array([seed, BATCHES], dtype=np.uint64), np.array([0, 0, 0, step], dtype=np.uint64)
     drawn = np.random.Philox(key=key, counter=counter).random_raw(rows.stop)[rows.start : rows.stop : rows.step]
     offsets = (drawn % np.uint64(starts)).astype(np.int64)  # (rows,); of 2^64 values, so the remainder is even enough
-    windows = np.asarray(tokens)[offsets[:, None] + np.arange(block_size + 1)]  # (rows, block_size + 1)
+    return window(tokens, offsets, block_size)
+
+
+def window(tokens: np.ndarray, starts: np.ndarray, length: int) -> tuple["Tensor", "Tensor"]:
+    """Inputs tokens[s : s + length] and targets, one further, for each start: each (len(starts), length) int64."""
+    import torch
+
+    windows = np.asarray(tokens)[starts[:, None] + np.arange(length + 1)]  # (starts, length + 1)
     if tokens.nbytes > LARGE:
         forget(tokens)
-    x = torch.from_numpy(windows[:, :-1].astype(np.int64))
-    y = torch.from_numpy(windows[:, 1:].astype(np.int64))
-    return x, y
+    return torch.from_numpy(windows[:, :-1].astype(np.int64)), torch.from_numpy(windows[:, 1:].astype(np.int64))
 
 
 def forget(tokens: np.ndarray) -> None:
