@@ -17,20 +17,20 @@ STYLES = {
     "alibi": ("#009E73", "^"),
     "t5": ("#E69F00", "D"),
     "raw_index": ("#882255", "<"),
-    "normalized_index": ("#882255", ">"),
-    "binary": ("#AA4499", "s"),
+    "normalized_index": ("#AA4499", ">"),
+    "binary": ("#661100", "s"),
     "concat": ("#CC6677", "P"),
     "shaw": ("#999933", "o"),
     "transformer_xl": ("#117733", "X"),
-    "tupe": ("#661100", "D"),
-    "kerple": ("#44AA99", "^"),
-    "sandwich": ("#44AA99", "p"),
-    "fire": ("#DDAA33", "h"),
-    "cope": ("#888888", "o"),
+    "tupe": ("#BB8866", "D"),
+    "kerple": ("#44AA99", "*"),
+    "sandwich": ("#2F6F6A", "p"),
+    "fire": ("#8C6D1F", "h"),
+    "cope": ("#666666", "o"),
     "xpos": ("#56B4E9", "v"),
     "pope": ("#332288", "D"),
-    "randomized": ("#BB5566", "*"),
-    "hybrid": ("#6699CC", "P"),
+    "randomized": ("#AAAAAA", "d"),
+    "hybrid": ("#7A68C8", "P"),
 }
 MARKERS = "osD^v<>PXphd*8"
 OVERFLOW = {"clamp": (5, 2), "wrap": (5, 1.5, 1, 1.5), "interpolate": (2.5, 1.5)}  # dashes: not what the model learnt
@@ -173,7 +173,8 @@ def draw_extrapolation(comparison: Comparison):
     grid = made.add_gridspec(2 if missing else 1, len(panels), height_ratios=[strip, tall] if missing else [tall])
     axes = []
     for i, (protocol, near) in enumerate(panels):
-        ax = made.add_subplot(grid[-1, i])
+        # without a zoom both protocols share the loss axis
+        ax = made.add_subplot(grid[-1, i], sharey=axes[0] if axes and not window else None)
         draw_panel(ax, comparison, protocol, look, window if near else None)
         axes.append(ax)
     axes[0].set_ylabel("loss (nats per token)")
@@ -184,7 +185,7 @@ def draw_extrapolation(comparison: Comparison):
     handles.append(Line2D([], [], color=GREY, linewidth=1, label=f"training length ({length} tokens)"))
     if comparison.sliding:
         handles.append(
-            Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1.2, label="sliding; flat: control line, 1x")
+            Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1.2, label="sliding (flat: control line, 1x)")
         )
     spread = [line for line in comparison.lines if len(line.runs) > 1]
     title = "bars: standard deviation over seeds" if spread else "bars: standard error over blocks, one seed"
@@ -225,14 +226,14 @@ def zoom(heights: list[float], starts: list[float]) -> tuple[float, float] | Non
 
 def draw_panel(ax, comparison: Comparison, protocol: str, look: dict[str, Style], window: tuple | None) -> None:
     factors, length = lengths(comparison, protocol), comparison.condition.train_length or 1
-    every = sorted({*comparison.factors, *comparison.sliding})
+    every = sorted({1, *comparison.factors, *comparison.sliding})
     ax.set_xscale("log", base=2)
     ax.set_xticks([f * length for f in every], [f"{f * length:g}\n{f:g}x" for f in every])
     ax.minorticks_off()
     ax.set_xlim(every[0] * length / 2**0.3, every[-1] * length * 2**0.3)
     ax.set_xlabel("evaluation length (tokens, times the training length)")
     name = "disjoint windows" if protocol == DISJOINT else f"sliding windows, stride {comparison.stride}"
-    ax.set_title(name + (", low end" if window else ""))
+    ax.set_title(name + (" (zoom)" if window else ""))
     ax.axvline(length, color=GREY, linewidth=1, zorder=1)
     for line in comparison.lines:
         style = look[line.label]
@@ -241,12 +242,14 @@ def draw_panel(ax, comparison: Comparison, protocol: str, look: dict[str, Style]
             x, y = [p[0] for p in points], [p[1].mean for p in points]
             errors = [p[1].sd if p[1].sd is not None else p[1].block_se or 0 for p in points]
             options = style.line | ({"linestyle": DOTS} if protocol == SLIDING else {})
-            ax.errorbar(x, y, yerr=errors, capsize=2.5, elinewidth=1, label=line.label, zorder=3, **options)
+            over = 3 - 0.5 * line.variant  # where both have the same value, the trained scheme's marker is seen
+            ax.errorbar(x, y, yerr=errors, capsize=2.5, elinewidth=1, label=line.label, zorder=over, **options)
             if window:
                 leave(ax, x, y, window[1], style)
         control = line.mean(SLIDING, 1) if not line.variant else None
         if control and protocol == SLIDING:
-            ax.axhline(control.mean, color=style.color, linestyle=DOTS, linewidth=1, alpha=0.75, zorder=2)
+            faint = 0.75 if len(comparison.lines) <= 8 else 0.35
+            ax.axhline(control.mean, color=style.color, linestyle=DOTS, linewidth=1, alpha=faint, zorder=2)
     if not any(line.mean(protocol, f) for line in comparison.lines for f in factors):
         ax.text(0.5, 0.5, "no supported measurement", transform=ax.transAxes, ha="center", color=GREY)
         ax.set_yticks([])
@@ -296,6 +299,7 @@ def draw_per_position(comparison: Comparison):
     late = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if a >= length / 8]
     inside = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if length / 4 <= a < length]
     window = zoom(late, inside)
+    ends = [bins[-1] for bins, _ in curves.values()] or [length]
     made = figure(figsize=(8.6 + (3.4 if window else 0), max(4.6, 0.21 * len(curves) + 1.2)))
     axes = made.subplots(1, 2 if window else 1, squeeze=False)[0]
     for ax, near in zip(axes, (None, window), strict=False):
@@ -305,15 +309,13 @@ def draw_per_position(comparison: Comparison):
             bins, ys = curves[line.label]
             style = look[line.label]
             x = [(a + b) / 2 for a, b in zip(bins[:-1], bins[1:], strict=True)]
-            options = style.line | {"markersize": 4.5, "markevery": max(1, len(x) // 8)}
+            options = style.line | {"markersize": 4.5, "markevery": max(1, round(max(ends) / 10 / (x[-1] / len(x))))}
             ax.plot(x, smooth(bins, ys, length), label=f"{line.label}", **options)
         ax.axvline(length, color=GREY, linewidth=1, label=f"training length ({length} tokens)", zorder=1)
-        ends = [bins[-1] for bins, _ in curves.values()]
-        ax.set_xlim(0, max(ends, default=length))
-        step = max(1, round(max(ends, default=length) / length / 8)) * length
-        ax.set_xticks([*range(0, int(max(ends, default=length)) + 1, step)])
+        ax.set_xlim(0, max(ends))
+        ax.set_xticks(range(0, max(ends) + 1, max(1, round(max(ends) / length / 8)) * length))
         ax.set_xlabel("position in the window (tokens)")
-        ax.set_title("loss by position" + (", low end" if near else ""))
+        ax.set_title("longest disjoint window of each scheme" + (" (zoom)" if near else ""))
     if late:
         pad = 0.06 * (max(late) - min(late)) or 0.05
         axes[0].set_ylim(min(late) - pad, max(late) + pad)

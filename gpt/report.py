@@ -204,7 +204,7 @@ def difference_grid(comparison: Comparison) -> Grid | None:
 
 
 def rich_table(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left", caption="\n".join(grid.notes) or None, caption_justify="left")
+    table = Table(title=grid.title, title_justify="left", caption=Text("\n".join(grid.notes)), caption_justify="left")
     for i, name in enumerate(grid.head):
         table.add_column(Text(name), justify="right" if i else "left", no_wrap=i == 0)
     for i, row in enumerate(grid.rows):
@@ -284,7 +284,7 @@ def evaluation_table(rows: Iterable[dict]) -> Table:
     table = Table(
         title="Loss (nats per token)",
         title_justify="left",
-        caption="\n".join(f"[{i}] {reason}" for reason, i in reasons.items()) or None,
+        caption=Text("\n".join(f"[{i}] {reason}" for reason, i in reasons.items())),
         caption_justify="left",
     )
     table.add_column("run")
@@ -400,13 +400,21 @@ def findings(comparison: Comparison) -> list[str]:
                 )
     if len(comparison.sliding) > 1:
         low, high = comparison.sliding[0], comparison.sliding[-1]
-        moves = [(line.change(SLIDING, low, high), line.label) for line in comparison.lines]
-        moves = sorted((m.mean, label) for m, label in moves if m)
-        if moves:
-            better = [f"{label} ({value:+.3f})" for value, label in moves if value < 0]
-            worse = [f"{label} ({value:+.3f})" for value, label in moves if value >= 0]
-            parts = [f"helps {', '.join(better)}"] * bool(better) + [f"does not help {', '.join(worse)}"] * bool(worse)
-            found.append(f"Against the sliding control line, a context of {high:g}x {' and '.join(parts)}.")
+        kinds = {"lowers the loss of": [], "raises the loss of": [], "makes no measurable difference to": []}
+        for line in comparison.lines:
+            if move := line.change(SLIDING, low, high):
+                same = move.sd is not None and abs(move.mean) < 2 * move.sd / move.n**0.5
+                kind = list(kinds)[2 if same else int(move.mean > 0)]
+                kinds[kind].append((move.mean, line.label))
+        parts = [
+            f"{kind} {', '.join(f'{label} ({value:+.3f})' for value, label in sorted(lines))}"
+            for kind, lines in kinds.items()
+            if lines
+        ]
+        if parts:
+            found.append(
+                f"Sliding windows: against the control line ({low:g}x), a window of {high:g}x {'; '.join(parts)}."
+            )
     for line in comparison.lines:
         bad = [f for f in comparison.factors if line.unsupported(DISJOINT, f)]
         if bad:
@@ -418,7 +426,8 @@ def findings(comparison: Comparison) -> list[str]:
 def facts(comparison: Comparison) -> list[str]:
     """What was compared: data, model, training, seeds, revision, date."""
     runs, rows = comparison.runs, [row for line in comparison.lines for c in line.rows.values() for row in c.values()]
-    revisions = sorted({str(r) for run in runs if (r := revision(run))})
+    revisions = sorted({r for run in runs if (r := R.revision(run))})
+    trained = [str(run.status["updated"])[:10] for run in runs if run.status.get("updated")]
     written = [(run.folder / "eval.jsonl").stat().st_mtime for run in runs]
     model = {
         "layers": "n_layer",
@@ -438,7 +447,8 @@ def facts(comparison: Comparison) -> list[str]:
         f"{values([r.get('tokens') for r in rows])} tokens, "
         f"learning rate {values([get(run.config, 'optim.lr') for run in runs])}",
         f"- seeds: {values([run.seed for run in runs])}; {count(len(runs), 'run')}",
-        f"- trained with source revision: {', '.join(revisions) or 'not recorded'}",
+        f"- trained: until {max(trained, default='?')}, source revision {', '.join(revisions) or 'not recorded'}, "
+        f"device {values([run.status.get('device') for run in runs])}",
         f"- measured: {datetime.fromtimestamp(max(written), UTC):%Y-%m-%d} (UTC day of the last write to eval.jsonl)",
     ]
     return lines
@@ -448,11 +458,6 @@ def values(found: list) -> str:
     """Each value once, in order."""
     distinct = sorted({value for value in found if value is not None}, key=lambda v: (isinstance(v, str), v))
     return ", ".join(f"{v:,}" if isinstance(v, int) and abs(v) > 9999 else show(v) for v in distinct) or "?"
-
-
-def revision(run: R.Run) -> str | None:
-    found = run.status.get("revision")
-    return str(found) if found else None
 
 
 def commands(results: Results, folders: list[Path]) -> list[str]:
@@ -466,15 +471,19 @@ def commands(results: Results, folders: list[Path]) -> list[str]:
             flat = {**R.setting(run.config), "sweep": run.config.get("sweep")}
             where = {k: v for k, v in flat.items() if k.startswith("position.") and k != "position.name"}
             plain = not where or where == {"position.layers": "P"}  # no parameters: schemes can share a command
-            rest = [(k, v) for k, v in sorted(flat.items()) if not k.startswith("position.")]
-            rest += [] if plain else sorted(where.items())
-            settings = " ".join(f"{group_key(k)}={hydra(v)}" for k, v in rest)
+            flat = {k: v for k, v in flat.items() if not k.startswith("position.")} | ({} if plain else where)
+            settings = tuple(f"{group_key(k)}={hydra(v)}" for k, v in sorted(flat.items()))
             schemes, seeds = groups.setdefault((settings, "" if plain else run.scheme), (set(), set()))
             schemes.add(run.scheme)
-            seeds.add(str(run.seed))
+            seeds.add(run.seed)
     for (settings, _), (schemes, seeds) in sorted(groups.items()):
-        lines.append(f"python train.py -m position={','.join(sorted(schemes))} seed={','.join(sorted(seeds))} \\")
-        lines.append(f"  {settings}")
+        many = " -m" if len(schemes) > 1 or len(seeds) > 1 else ""
+        sections = {}
+        for setting in settings:
+            sections.setdefault(setting.split("=")[0].split(".")[0], []).append(setting)
+        chosen = ",".join(map(str, sorted(seeds, key=str)))
+        start = f"python train.py{many} position={','.join(sorted(schemes))} seed={chosen}"
+        lines.append(" \\\n    ".join([start, *(" ".join(section) for section in sections.values())]))
     where = " ".join(shlex.quote(str(folder)) for folder in folders)
     for comparison in results.comparisons:
         condition = comparison.condition
@@ -498,7 +507,7 @@ def group_key(name: str) -> str:
 
 def hydra(value: object) -> str:
     """A value for Hydra on a shell's command line."""
-    text = show(value)
+    text = repr(value) if isinstance(value, float) else show(value)
     if isinstance(value, str) and not re.fullmatch(r"[\w./-]+", text):
         text = "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return shlex.quote(text)

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from gpt.errors import RunError
+from gpt.run import read_status
 
 DISJOINT, SLIDING = "disjoint", "sliding"
 MARKS = ("config.yaml", "status.json", "metrics.jsonl", "eval.jsonl")  # a folder with one of these is a run
@@ -267,14 +268,12 @@ def read_lines(path: Path) -> tuple[list[dict], int]:
 def read_run(folder: Path) -> Run:
     """One run's folder; whatever is missing or damaged becomes a line of `problems`, never an exception."""
     problems = []
-    config, status = {}, {}
+    config = {}
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         problems.append("config.yaml is missing or not readable")
-    try:
-        status = json.loads((folder / "status.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    if not (status := read_status(folder)):
         problems.append("status.json is missing or not readable")
     metrics, torn = read_lines(folder / "metrics.jsonl")
     rows, bad = read_lines(folder / "eval.jsonl")
@@ -285,8 +284,9 @@ def read_run(folder: Path) -> Run:
         problems.append(
             f"eval.jsonl: {count(len(rows) - len(whole), 'row')} without factor, protocol or status skipped"
         )
+    if strange := sum(ok(row) and not number(row.get("loss")) for row in whole):
+        problems.append(f"eval.jsonl: {count(strange, 'row')} with a loss that is no finite number")
     config = config if isinstance(config, dict) else {}
-    status = status if isinstance(status, dict) else {}
     return Run(folder, config, status, tuple(metrics), tuple(whole), tuple(problems))
 
 
@@ -540,6 +540,12 @@ def warn(results: Results) -> None:
         steps = sorted({run.newest for run in comparison.runs})
         if len(steps) > 1:
             notes.append(f"the checkpoints are not equally trained: steps {', '.join(map(str, steps))}")
+        revisions = sorted({str(revision(run)) for run in comparison.runs})
+        if len(revisions) > 1:
+            notes.append(f"the runs were trained by different source revisions: {', '.join(revisions)}")
+        devices = sorted({str(run.status.get("device")) for run in comparison.runs})
+        if len(devices) > 1:
+            notes.append(f"the runs were trained on different devices: {', '.join(devices)}")
         seeds = {line.label: line.seeds for line in lines}
         if len({str(s) for s in seeds.values()}) > 1:
             texts = [f"{label} {','.join(map(str, s))}" for label, s in sorted(seeds.items())]
@@ -552,7 +558,19 @@ def warn(results: Results) -> None:
     for run in results.runs:
         if run.rows and run.state != "done":
             notes.append(f"{run.folder}: status is {run.state}, measured at step {run.newest}")
+        for change in run.status.get("changes") or []:
+            if run.rows and isinstance(change, dict) and change.get("key"):
+                words = f"{change['key']} from {show(change.get('old'))} to {show(change.get('new'))}"
+                notes.append(f"{run.folder}: settings changed on the way: {words} at step {change.get('step')}")
     results.warnings = notes + results.warnings
+
+
+def revision(run: Run) -> str | None:
+    """The commit that trained the run, and whether its files had been changed since."""
+    source = get(run.status, "versions.nanope")
+    if not isinstance(source, dict) or not source.get("commit"):
+        return None
+    return str(source["commit"])[:10] + (" with uncommitted changes" if source.get("dirty") else "")
 
 
 def short(value: object) -> str:
