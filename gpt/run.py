@@ -48,10 +48,11 @@ FREE = (
     "train.checkpoint_every",
     "train.eval_tokens",
 )
+UNNAMED = (*ADDRESS, *FREE, "seed", "experiment")  # these make no other name
 TUNABLE = ("optim", "train.steps", "train.batch_size", "train.accumulate")
 
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 0}
-WANDB_SECONDS = 25  # the longest that training ever waits for wandb, at the start and at the end
+WANDB_SECONDS = 15  # how long training waits for wandb at its start or end (wandb adds up to 12 at the exit)
 STATUS_SECONDS = 5  # status.json follows the step at most this late
 NAME_LENGTH = 60
 
@@ -235,7 +236,8 @@ class Run:
     def _open_mirror(self, sent: set = frozenset()) -> None:
         identity = self._status["wandb"] or new_wandb_id(self.config)
         self._mirror = Mirror(self.folder, self.config, identity, self._say, sent)
-        if self._mirror.on and not self._status["wandb"]:
+        if self._mirror.on:
+            self._say(f"wandb: {self._mirror.where}")
             self._update(wandb=identity)
 
 
@@ -257,21 +259,20 @@ def folder_name(config: dict, overrides: list[str]) -> str:
     for override in overrides:
         key, _, text = override.partition("=")
         key = key.strip().lstrip("+")
-        if not within(key, (*FREE, *ADDRESS, "position", "seed", "experiment")) and not key.startswith("hydra"):
+        if not (within(key, UNNAMED) or key in ("position", "position.name") or key.startswith("hydra")):
             given[key] = text.strip()
-        elif key.startswith("position."):
-            given[key] = text.strip()
-    leaves = flatten(config)
-    given.pop("position.name", None)
+    leaves = {key: value for key, value in flatten(config).items() if not within(key, UNNAMED)}
     given = {key: leaves.get(key, text) for key, text in sorted(given.items())}
     short = {key: shorten(key, leaves) for key in (*leaves, *given)}
     items, lost = [], False
     for key, value in given.items():
         text = value if isinstance(value, str) else number_text(value)
         item = re.sub(r"[^A-Za-z0-9._-]+", "_", short[key] + text)
-        ambiguous = "-" in text and isinstance(value, str)
-        ambiguous |= any(item.startswith(other) for other in short.values() if other != short[key])
-        lost |= item != short[key] + text or ambiguous
+        lost |= item != short[key] + text
+        # Whatever could be read as another key, as a further key, or as a value of another type:
+        lost |= any(item.startswith(other) for other in short.values() if other != short[key])
+        lost |= any(part.startswith(other) for part in item.split("-")[1:] for other in short.values())
+        lost |= isinstance(value, str) and bool(re.fullmatch(r"true|false|null|-?[\d.]+(e-?\d+)?", text))
         items.append(item)
     head = f"{config['position']['name']}-s{config['seed']}"
     name = "-".join([head, *items])
@@ -609,9 +610,10 @@ class Mirror:
         settings = wandb.Settings(
             silent=True,
             console="off",
-            init_timeout=WANDB_SECONDS - 5,
-            finish_timeout=WANDB_SECONDS - 5,
+            init_timeout=WANDB_SECONDS - 3,
+            finish_timeout=WANDB_SECONDS - 3,
         )
+        wandb.setup(settings)  # before init, so that it is silent about the login as well
         run = wandb.init(
             project=section.get("project", "nanope"),
             entity=section.get("entity"),
@@ -630,7 +632,7 @@ class Mirror:
         run.define_metric("eval_length")
         run.define_metric("eval/*", step_metric="eval_length")
         self._defined = {"step", "tokens", "eval_length"}
-        self._say(f"wandb: {run.url}" if mode == "online" else f"wandb: offline, wandb sync {self._folder}/wandb/*")
+        self.where = run.url if mode == "online" else f"offline, to send it: wandb sync {self._folder}/wandb/*"
         return run
 
     def _log(self, run, line: dict) -> None:
