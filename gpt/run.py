@@ -81,7 +81,7 @@ class Run:
         self.folder = folder_of(self.config, root)
         self.decision: str | None = None
         self.stop: int | None = None  # the signal that asked to stop
-        self._say = log
+        self.say = log  # where lines for the user go; a progress bar may take over
         self._status: dict = {}
         self._changes: dict = {}
         self._metrics = None
@@ -109,7 +109,11 @@ class Run:
                 signal.signal(number, handler)
             self._lock.release()
         if self.stop == signal.SIGUSR1 and self._status["status"] == "interrupted":
-            requeue(self._say)
+            requeue(self.say)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
 
     @property
     def exit_code(self) -> int:
@@ -121,7 +125,7 @@ class Run:
     def resume_at(self, step: int) -> None:
         """Goes on after `step`: forgets later lines of metrics.jsonl, and takes over and reports changed keys."""
         for key, (old, new) in self._changes.items():
-            self._say(f"{key}: {old} -> {new} from step {step} on")
+            self.say(f"{key}: {old} -> {new} from step {step} on")
             self._status["changes"].append({"step": step, "key": key, "old": old, "new": new})
         with writing(self.folder):
             write_atomic(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
@@ -200,7 +204,7 @@ class Run:
         try:
             self._update(**ending)
         except RunError as failure:  # the error that brought us here is the one to show
-            self._say(f"warning: {failure}")
+            self.say(f"warning: {failure}")
         if self._metrics:
             with contextlib.suppress(OSError):
                 self._metrics.close()
@@ -235,10 +239,37 @@ class Run:
 
     def _open_mirror(self, sent: set = frozenset()) -> None:
         identity = self._status["wandb"] or new_wandb_id(self.config)
-        self._mirror = Mirror(self.folder, self.config, identity, self._say, sent)
+        self._mirror = Mirror(self.folder, self.config, identity, lambda line: self.say(line), sent)
         if self._mirror.on:
-            self._say(f"wandb: {self._mirror.where}")
+            self.say(f"wandb: {self._mirror.where}")
             self._update(wandb=identity)
+
+
+class Follower:
+    """The run as the other processes of a torchrun see it: the same folder, but only process 0 writes and speaks."""
+
+    decision = stop = None
+    exit_code = 0
+
+    def __init__(self, config: dict, root: Path = Path("runs")):
+        self.folder = folder_of(config, root)
+        self.checkpoints = self.folder / "checkpoints"
+
+    def __enter__(self) -> "Follower":
+        for number in EXIT_CODES:  # process 0 gets them too, finishes the step and tells
+            signal.signal(number, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+    def nothing(self, *_, **__) -> None:
+        pass
+
+    log = note = resume_at = done = nothing
 
 
 # Folders: where, whose, and what to do with one that exists.
