@@ -49,8 +49,6 @@ SOBER = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 9.5,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
 }
 
 
@@ -120,7 +118,7 @@ def figure(**options):
 
 def png(made) -> bytes:
     file = io.BytesIO()
-    made.savefig(file, format="png", metadata={"Software": None})
+    made.savefig(file, format="png", dpi=200, metadata={"Software": None})
     return file.getvalue()
 
 
@@ -144,21 +142,15 @@ def draw_extrapolation(comparison: Comparison):
 
     look = styles(comparison.lines)
     length = comparison.condition.train_length or 1
-    everything = [DISJOINT] * bool(comparison.factors) + [SLIDING] * bool(comparison.sliding)
-    heights = [
-        m.mean
+    shown = [DISJOINT] * bool(comparison.factors) + [SLIDING] * bool(comparison.sliding)
+    means = {
+        line.label: [
+            [m.mean for f in lengths(comparison, protocol) if (m := line.mean(protocol, f))] for protocol in shown
+        ]
         for line in comparison.lines
-        for p in everything
-        for f in lengths(comparison, p)
-        if (m := line.mean(p, f))
-    ]
-    starts = [
-        m.mean
-        for line in comparison.lines
-        for p in everything
-        for f in lengths(comparison, p)[:1]
-        if (m := line.mean(p, f))
-    ]
+    }
+    heights = [[y for ys in parts for y in ys] for parts in means.values()]
+    starts = [ys[0] for parts in means.values() for ys in parts if ys]
     window = zoom(heights, starts)
     panels = (
         [(DISJOINT, False)]
@@ -211,14 +203,18 @@ def by_end(comparison: Comparison) -> list[Line]:
     return sorted(comparison.lines, key=lambda line: (place(line), line.label))
 
 
-def zoom(heights: list[float], starts: list[float]) -> tuple[float, float] | None:
-    """The range in which differences at the training length can be seen, where the full range is several times that."""
-    if not starts:
+def zoom(heights: list[list[float]], starts: list[float]) -> tuple[float, float] | None:
+    """The range of all starts and of the lines that stay in the lowest third, or None where that is most of the range.
+
+    heights: the values of each line; starts: values that must be inside.
+    """
+    tops = [max(ys) for ys in heights if ys]
+    if len(tops) < 3 or not starts:
         return None
-    low, spread = min(heights), max(starts) - min(starts)
-    high = max(starts) + max(1.5 * spread, 0.12 * abs(low) / 2, 0.02)
-    inside = sum(h <= high for h in heights)
-    if max(heights) - low < 3 * (high - low) or inside < 2:
+    low = min(min(ys) for ys in heights if ys)
+    third = low + (max(tops) - low) / 3
+    high = max([*starts, *(top for top in tops if top <= third)])
+    if high > third or high == low:
         return None
     pad = 0.06 * (high - low)
     return low - pad, high + pad
@@ -296,7 +292,8 @@ def draw_per_position(comparison: Comparison):
     look = styles(comparison.lines)
     length = comparison.condition.train_length or 1
     curves = {line.label: c for line in comparison.lines if (c := curve(line, comparison.factors))}
-    late = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if a >= length / 8]
+    # The first positions have little context and high losses for every scheme; they would squeeze all the rest.
+    late = [[y for a, y in zip(bins, ys, strict=False) if a >= length / 8] for bins, ys in curves.values()]
     inside = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if length / 4 <= a < length]
     window = zoom(late, inside)
     ends = [bins[-1] for bins, _ in curves.values()] or [length]
@@ -316,9 +313,10 @@ def draw_per_position(comparison: Comparison):
         ax.set_xticks(range(0, max(ends) + 1, max(1, round(max(ends) / length / 8)) * length))
         ax.set_xlabel("position in the window (tokens)")
         ax.set_title("longest disjoint window of each scheme" + (" (zoom)" if near else ""))
-    if late:
-        pad = 0.06 * (max(late) - min(late)) or 0.05
-        axes[0].set_ylim(min(late) - pad, max(late) + pad)
+    if curves:
+        low, high = min(map(min, late)), max(map(max, late))
+        pad = 0.06 * (high - low) or 0.05
+        axes[0].set_ylim(low - pad, high + pad)
         if window:
             axes[-1].set_ylim(*window)
         made.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", alignment="left")

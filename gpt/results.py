@@ -268,10 +268,12 @@ def read_lines(path: Path) -> tuple[list[dict], int]:
 def read_run(folder: Path) -> Run:
     """One run's folder; whatever is missing or damaged becomes a line of `problems`, never an exception."""
     problems = []
-    config = {}
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
+        config = None
+    if not isinstance(config, dict) or not config:
+        config = {}
         problems.append("config.yaml is missing or not readable")
     if not (status := read_status(folder)):
         problems.append("status.json is missing or not readable")
@@ -286,7 +288,6 @@ def read_run(folder: Path) -> Run:
         )
     if strange := sum(ok(row) and not number(row.get("loss")) for row in whole):
         problems.append(f"eval.jsonl: {count(strange, 'row')} with a loss that is no finite number")
-    config = config if isinstance(config, dict) else {}
     return Run(folder, config, status, tuple(metrics), tuple(whole), tuple(problems))
 
 
