@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-PATIENCE = 3.0  # seconds until the server must have answered; after that, the longest pause between two packets
+PATIENCE = 2.5  # seconds until the server must have answered; after that, the longest pause between two packets
 
 
 def download(url: str, sha256: str, target: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gpt.download
 from gpt.data import pieces
 from gpt.download import download
 from gpt.errors import DataError
@@ -278,3 +279,36 @@ def test_download_keeps_the_right_file_only(server, tmp_path):
         download(url + "missing", right, tmp_path / "wrong")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "served"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["text"]
+
+
+def test_download_waits_for_no_name_server(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpt.download, "PATIENCE", 0.3)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
+    began = time.monotonic()
+    with pytest.raises(OSError, match="no answer in 0.3 s"):
+        download("http://slow.invalid/text", "", tmp_path / "text")
+    assert time.monotonic() - began < 3
+
+
+def test_download_gives_up_on_a_file_that_stops_half_way(monkeypatch, tmp_path):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(gpt.download, "PATIENCE", 0.5)
+
+    def answer_half():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address.append(f"http://127.0.0.1:{server.getsockname()[1]}/")
+            ready.set()
+            connection, _ = server.accept()
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 7\r\n\r\ncon")
+            given_up.wait(10)
+            connection.close()
+
+    address, ready, given_up = [], threading.Event(), threading.Event()
+    threading.Thread(target=answer_half, daemon=True).start()
+    ready.wait()
+    began = time.monotonic()
+    with pytest.raises(OSError, match="timed out"):
+        download(address[0], "", tmp_path / "text")
+    given_up.set()
+    assert time.monotonic() - began < 5 and list(tmp_path.iterdir()) == []
