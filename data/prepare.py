@@ -29,7 +29,7 @@ def main() -> None:
         return
     began = time.perf_counter()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose("train", [*sys.argv[1:], "hydra/launcher=basic"])  # nothing is launched here
+        config = compose("train", sys.argv[1:])
     config = OmegaConf.to_container(config, resolve=True)
     data, tokenizer = (
         build(DataConfig, config["data"], "data"),

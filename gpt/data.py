@@ -59,6 +59,10 @@ class Source:
     skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files; complete after documents()
 
 
+class SourceGone(DataError):
+    """The text is not there (any more); what was prepared from it can still be used."""
+
+
 def share(name: str) -> float:
     """A number in [0, 1) from the hash of a document's name: orders the documents and decides which are held out."""
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:6], "big") / 2**48
@@ -437,7 +441,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("dat
     source, gone = None, None
     try:
         source = CORPORA[data.name].source(data)
-    except DataError as error:
+    except SourceGone as error:
         gone = error
     corpus, why = _existing(folder, tokenizer, source)
     if corpus is not None:

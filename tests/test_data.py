@@ -409,10 +409,15 @@ def test_shakespeare_offline_says_where_to_put_it(tmp_path, other_shakespeare):
 
 def test_another_text_is_not_shakespeare(tmp_path, other_shakespeare):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match="mine.txt is not the tiny Shakespeare .* data=text data.path="):
-        prepare(DataConfig("shakespeare_char", path=str(tmp_path / "mine.txt")), CHAR, tmp_path / "data")
+    mine = DataConfig("shakespeare_char", path=str(tmp_path / "mine.txt"))
     with pytest.raises(DataError, match="which is no file"):
         prepare(DataConfig("shakespeare_char", path=str(tmp_path / "none.txt")), CHAR, tmp_path / "data")
+    with pytest.raises(DataError, match="mine.txt is not the tiny Shakespeare .* data=text data.path="):
+        prepare(mine, CHAR, tmp_path / "data")
+    (tmp_path / "here.txt").write_text(other_shakespeare)
+    prepare(DataConfig("shakespeare_char"), CHAR, tmp_path / "data")
+    with pytest.raises(DataError, match="mine.txt is not the tiny Shakespeare"):  # not passed over for what is prepared
+        prepare(mine, CHAR, tmp_path / "data")
 
 
 # ------------------------------------------------------------------------------------------- prepared once, and whole
@@ -448,7 +453,11 @@ def test_a_source_that_changed_is_prepared_again_and_one_that_is_gone_is_not_nee
     assert "again, because its source changed" in said[-1]
     assert len(second.train) + len(second.val) == len(first.train) + len(first.val) + 15
     shutil.rmtree(tmp_path / "texts")
+    (tmp_path / "texts").mkdir()
     config = DataConfig("text", path=str(tmp_path / "texts"))
+    with pytest.raises(DataError, match="holds no text"):  # emptied is not gone
+        prepare(config, BYTE, tmp_path / "data", said.append)
+    (tmp_path / "texts").rmdir()
     third = prepare(config, BYTE, tmp_path / "data", said.append)
     assert third.train_sha256 == second.train_sha256 and "its source is gone" in said[-1]
     (third.folder / "train.npy").write_bytes(b"")
@@ -703,7 +712,7 @@ print(peak() - before)
 )
 def test_configurations_compose(overrides, name, tokenizer):
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose("train", [*overrides, "hydra/launcher=basic"])
+        config = compose("train", overrides)
     assert (config.data.name, config.tokenizer) == (name, {"name": tokenizer})
     assert set(config.data) == {"name", "path", "val_fraction"} and config.data.val_fraction == 0.1
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data import Document, Source, cut_in_two
+from gpt.data import Document, Source, SourceGone, cut_in_two
 from gpt.download import download
 from gpt.errors import DataError
 from gpt.schema import DataConfig
@@ -27,7 +27,7 @@ def source(config: DataConfig) -> Source:
     if config.path is not None:
         given = Path(config.path).expanduser()
         if not given.is_file():
-            raise DataError(f"data.path: got {config.path!r}, which is no file; allowed: tiny Shakespeare, from {URL}")
+            raise SourceGone(f"data.path: got {config.path!r}, which is no file; allowed: tiny Shakespeare, from {URL}")
         if not is_it(given):
             raise DataError(
                 f"data.path: {given} is not the tiny Shakespeare of {URL} (its sha256 differs); "

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data import Document, Source, held_out, listing, share
+from gpt.data import Document, Source, SourceGone, held_out, listing, share
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
@@ -42,7 +42,7 @@ def source(config: DataConfig) -> Source:
     folder = Path(sysconfig.get_path("stdlib"))
     found = files(folder)
     if len(found) < 2:
-        raise DataError(f"{folder}: this Python comes without the .py files of its library; use data=text data.path=…")
+        raise SourceGone(f"{folder}: this Python comes without the .py files of its library; use data=text data.path=…")
     val = held_out(found, config.val_fraction)
     skipped: dict[str, int] = {}
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data import Document, Source, cut_in_two, held_out, listing, read_blocks
+from gpt.data import Document, Source, SourceGone, cut_in_two, held_out, listing, read_blocks
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
@@ -69,10 +69,8 @@ def source(config: DataConfig) -> Source:
     elif path.is_file():
         found = {path.name: path}
     else:
-        what = "neither a file nor a folder" if path.exists() else "not there"
-        raise DataError(
-            f"data.path: got {config.path!r}, which is {what}; allowed: a UTF-8 text file, or a folder of them"
-        )
+        what, kind = ("neither a file nor a folder", DataError) if path.exists() else ("not there", SourceGone)
+        raise kind(f"data.path: got {config.path!r}, which is {what}; allowed: a UTF-8 text file, or a folder of them")
     if not found:
         raise DataError(f"data.path: {path} holds no text; allowed in a folder: files ending in {PROSE} {CODE}")
     stats = {name: file.stat() for name, file in found.items()}
