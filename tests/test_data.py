@@ -120,7 +120,7 @@ def test_a_batch_takes_less_than_a_third_of_a_millisecond(tmp_path):
 
 def test_resident_memory_stays_flat_over_20000_batches_of_a_large_file(tmp_path):
     path = tmp_path / "large.npy"
-    size = 300 * 2**20
+    size = 260 * 2**20
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (size // 2,)})
         file.truncate(file.tell() + size)  # a hole: takes no disk
@@ -676,7 +676,7 @@ def test_a_large_file_is_verified_once(prepared, tmp_path, monkeypatch):
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
 def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer):
     with open(tmp_path / "large.txt", "w", encoding="utf-8") as file:
-        for i in range(48):
+        for i in range(24):
             file.write(f"{i} 👩 some words of a long text\n" * (2**20 // 32))
     code = """
 import resource, sys
@@ -694,7 +694,9 @@ print(peak() - before)
     (tmp_path / "small.txt").write_text("a small text\n" * 20)
     done = run_python(code, tmp_path, tokenizer)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) < 300  # MiB; holding the text and its ids would take more than 500
+    assert (
+        float(done.stdout.split()[-1]) < 120
+    )  # MiB; the text alone, held whole, would take 90, and its ids and bytes as much again
 
 
 # --------------------------------------------------------------------------------------------------------- from outside
