@@ -1,0 +1,297 @@
+"""The jobs of a sweep, each a process of its own, so that one that is killed does not take the others along.
+
+    python train.py -m position=learned,rope,alibi seed=0,1,2 sweep=pos [hydra.launcher.jobs=2]
+
+All jobs are composed and checked before the first one starts, and those that are done already are passed over.
+`register` makes this known to Hydra; the entry point's YAML then chooses it:
+
+    defaults:
+      - override hydra/launcher: processes
+      - override hydra/sweeper: processes
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import OmegaConf
+
+from gpt.errors import ConfigError, RunError
+from gpt.run import EXIT_CODES, already_done, folder_of, mark_killed, read_json, read_lines
+from gpt.schema import plain
+
+PLUGINS = "hydra_plugins.nanope"  # Hydra takes plugins only under a name that starts so; there is no such package
+POLL_SECONDS = 0.05
+
+
+def register(validate: Callable[[dict, list[str]], object], root: Path = Path("runs")) -> None:
+    """Makes `processes` known to Hydra as a launcher and a sweeper.
+
+    Args:
+        validate: turns a composed, plain configuration and its overrides into the final one (as dataclasses or plain),
+            with its name; raises UserError.
+        root: the folder of sweeps.
+    """
+    ProcessLauncher.validate, ProcessLauncher.root = staticmethod(validate), Path(root)
+    for plugin in (ProcessLauncher, ProcessSweeper):
+        Plugins.instance().class_name_to_class[f"{PLUGINS}.{plugin.__name__}"] = plugin
+    launcher = {"_target_": f"{PLUGINS}.ProcessLauncher", "jobs": 1}
+    sweeper = {"_target_": f"{PLUGINS}.ProcessSweeper", "params": None}
+    for group, node in (("hydra/launcher", launcher), ("hydra/sweeper", sweeper)):
+        ConfigStore.instance().store(group=group, name="processes", node=node, provider="nanope")
+
+
+class ProcessSweeper(Sweeper):
+    """Hydra's own sweeper, without the multirun.yaml that it leaves in the working directory.
+
+    Args:
+        params: {key: values} of an experiment file; the command line's win.
+    """
+
+    def __init__(self, params: dict | None = None):
+        self.params = params or {}
+
+    def setup(self, *, hydra_context, task_function, config) -> None:
+        self.loader = hydra_context.config_loader
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> list:
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # Hydra reloads it at its start
+
+        arguments = [f"{key}={value}" for key, value in self.params.items()] + arguments
+        overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
+        (jobs,) = BasicSweeper.split_arguments(overrides, None)
+        return self.launcher.launch(jobs, initial_job_idx=0)
+
+
+class ProcessLauncher(Launcher):
+    """Starts each job as `python <this script> <its overrides>`, `jobs` at a time, and ends with a table."""
+
+    validate: Callable[[dict, list[str]], object]
+    root: Path
+
+    def __init__(self, jobs: int = 1):
+        self.jobs = jobs
+
+    def setup(self, *, hydra_context, task_function, config) -> None:
+        self.loader, self.config = hydra_context.config_loader, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list:
+        if type(self.jobs) is not int or self.jobs < 1:
+            raise ConfigError("hydra.launcher.jobs", self.jobs, "a whole number >= 1")
+        code = run_jobs(self.plan([list(overrides) for overrides in job_overrides]), self.jobs)
+        if code:
+            sys.exit(code)
+        return []
+
+    def plan(self, job_overrides: list[list[str]]) -> list["Job"]:
+        """All jobs, composed and checked; raises UserError or Hydra's errors, with nothing started, if one is wrong."""
+        jobs, owners = [], {}
+        for overrides in job_overrides:
+            shown = " ".join(overrides)
+            composed = self.loader.load_sweep_config(self.config, overrides)
+            composed = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+            config = plain(self.validate(OmegaConf.to_container(composed, resolve=True), overrides))
+            folder = folder_of(config, self.root)
+            done = already_done(config, self.root)
+            if folder in owners:
+                raise RunError(
+                    f"{folder}: two jobs of the sweep would share it: {owners[folder]!r} and {shown!r}; "
+                    "leave name= out and each gets its own"
+                )
+            owners[folder] = shown
+            jobs.append(Job(folder, self.command(overrides), "done already" if done else "not started"))
+        return jobs
+
+    def command(self, overrides: list[str]) -> list[str]:
+        flags = vars(get_args_parser().parse_known_args(sys.argv[1:])[0])
+        command = [sys.executable, sys.argv[0]]
+        for flag in ("config_name", "config_path", "config_dir"):
+            if flags[flag]:
+                command += [f"--{flag.replace('_', '-')}", flags[flag]]
+        own = ("hydra.mode=", "hydra.launcher.", "hydra/launcher=", "hydra.sweeper.", "hydra/sweeper=")
+        for override in self.config.hydra.overrides.hydra:
+            if not override.lstrip("+~").startswith(own):
+                command.append(override)
+        return [*command, *overrides, "hydra.mode=RUN"]  # an experiment's hydra.mode=MULTIRUN is for us, not the job
+
+
+@dataclass
+class Job:
+    """One job: `result` is "done already", "not started", "running" or what its status.json said at the end."""
+
+    folder: Path
+    command: list[str]
+    result: str
+    error: str = ""
+    step: int | None = None
+    val_loss: float | None = None
+    seconds: float | None = None
+    started: float = 0.0
+    process: subprocess.Popen | None = None
+
+    def start(self, environment: dict, quiet: bool) -> None:
+        """Starts the process: `quiet` ones write to <folder>/output.log, others where we do."""
+        output = None
+        if quiet:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            output = open(self.folder / "output.log", "ab")  # noqa: SIM115 (closed below)
+        try:
+            self.process = subprocess.Popen(
+                self.command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if quiet else None,
+                start_new_session=True,  # Ctrl-C comes to us alone; the job gets it from us, once
+            )
+        finally:
+            if output:
+                output.close()
+        self.result, self.started = "running", time.monotonic()
+
+    def end(self, stopped: bool) -> None:
+        """Reads how the ended process went; one that could not say so itself gets its status written."""
+        code, pid, self.process = self.process.returncode, self.process.pid, None
+        status = read_json(self.folder / "status.json")
+        if status.get("pid") != pid:  # it never came to hold its folder
+            status = {}
+        why = f"ended with exit code {code}"
+        if code < 0:
+            why = f"killed by {signal.Signals(-code).name}" + (", out of memory?" if code == -signal.SIGKILL else "")
+        if code < 0 and stopped and not status:
+            self.result, self.error = "interrupted", ""
+        elif code < 0 or status.get("status") == "running":
+            mark_killed(self.folder, why)
+            self.result, self.error = "failed", why
+        elif code and not status:
+            self.result, self.error = "failed", self.last_words() or why
+        else:
+            self.result, self.error = status.get("status", "done"), status.get("error") or ""
+            if self.result == "done" and code:
+                self.result, self.error = "failed", why
+        self.seconds = time.monotonic() - self.started
+
+    def last_words(self) -> str:
+        try:
+            lines = (self.folder / "output.log").read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def measure(self) -> None:
+        """Takes step and validation loss from the run's folder."""
+        status = read_json(self.folder / "status.json")
+        self.step = status.get("step")
+        if self.seconds is None:
+            self.seconds = status.get("seconds")
+        losses = [line["val_loss"] for line in read_lines(self.folder / "metrics.jsonl") if "val_loss" in line]
+        self.val_loss = losses[-1] if losses else None
+
+
+def run_jobs(jobs: list[Job], at_once: int) -> int:
+    """Runs what is not done, `at_once` at a time, prints the table and returns the exit code."""
+    waiting = [job for job in jobs if job.result == "not started"]
+    at_once = max(1, min(at_once, len(waiting)))
+    quiet = at_once > 1
+    number = {id(job): f"[{n}/{len(jobs)}] {job.folder.name}" for n, job in enumerate(jobs, 1)}
+    for job in jobs:
+        if job not in waiting:
+            say(f"{number[id(job)]}: done already")
+    threads, gpus = max(1, machine_threads() // at_once), visible_gpus() if quiet else []
+    slots: list[Job | None] = [None] * at_once
+    signals: list[int] = []
+    handlers = {n: signal.signal(n, lambda n, frame: signals.append(n)) for n in (*EXIT_CODES, signal.SIGHUP)}
+    stop = None
+    try:
+        while (waiting and not stop) or any(slots):
+            while signals:
+                received = signals.pop(0)
+                received = signal.SIGTERM if received == signal.SIGHUP else received
+                stop = stop or received
+                for job in filter(None, slots):
+                    job.process.send_signal(received)
+            for slot, job in enumerate(slots):
+                if job and job.process.poll() is not None:
+                    job.end(stopped=bool(stop))
+                    job.measure()
+                    loss = "" if job.val_loss is None else f", val loss {job.val_loss:.4f}"
+                    error = f": {job.error}" if job.error else ""
+                    say(f"{number[id(job)]}: {job.result}{loss}, {job.seconds / 60:.1f} min{error}")
+                    slots[slot] = None
+                if slots[slot] is None and waiting and not stop and not signals:
+                    slots[slot] = job = waiting.pop(0)
+                    environment = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+                    if gpus:
+                        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+                    job.start(environment, quiet)
+                    say(f"{number[id(job)]}: started" + (f", {job.folder}/output.log" if quiet else ""))
+            time.sleep(POLL_SECONDS)
+    finally:
+        for n, handler in handlers.items():
+            signal.signal(n, handler)
+    show(jobs)
+    if stop:
+        return EXIT_CODES[stop]
+    return 0 if all(job.result in ("done", "done already") for job in jobs) else 1
+
+
+def show(jobs: list[Job]) -> None:
+    """The table at the end, one line a job."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for name, justify in (("run", "left"), ("status", "left"), ("step", "right"), ("val loss", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("error", overflow="fold")
+    for job in jobs:
+        job.measure()
+        table.add_row(
+            escape(job.folder.name),
+            job.result,
+            "" if job.step is None else str(job.step),
+            "" if job.val_loss is None else f"{job.val_loss:.4f}",
+            "" if job.seconds is None else f"{job.seconds:.0f}",
+            escape(job.error),
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def machine_threads() -> int:
+    """What the user allows, else the cores that this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """Names of the CUDA devices that this process may use, found without importing torch."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [one.strip() for one in asked.split(",") if one.strip()]
+    if not shutil.which("nvidia-smi"):
+        return []
+    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return [str(n) for n in range(sum(line.startswith("GPU ") for line in found.stdout.splitlines()))]
