@@ -5,7 +5,7 @@ import math
 import zlib
 from dataclasses import dataclass
 
-from gpt.results import DISJOINT, SLIDING, Comparison, Line, ok
+from gpt.results import DISJOINT, SLIDING, Comparison, Line, number, ok
 
 # Colours of Okabe and Ito and of Tol's muted set, which the colour-blind can tell apart; where a colour comes back or
 # is close to another, the marker differs. The six schemes of the first ablation have the six clearest colours.
@@ -70,9 +70,9 @@ def scheme_style(scheme: str) -> tuple[str, str]:
     """(colour, marker) of a scheme, always the same; of one not in the table, by the hash of its name."""
     if scheme in STYLES:
         return STYLES[scheme]
-    number = zlib.crc32(scheme.encode())
+    code = zlib.crc32(scheme.encode())
     colours = sorted({colour for colour, _ in STYLES.values()})
-    return colours[number % len(colours)], MARKERS[number // len(colours) % len(MARKERS)]
+    return colours[code % len(colours)], MARKERS[code // len(colours) % len(MARKERS)]
 
 
 def styles(lines: list[Line] | tuple[Line, ...]) -> dict[str, Style]:
@@ -216,7 +216,7 @@ def zoom(heights: list[list[float]], starts: list[float]) -> tuple[float, float]
     high = max([*starts, *(top for top in tops if top <= third)])
     if high > third or high == low:
         return None
-    pad = 0.06 * (high - low)
+    pad = 0.1 * (high - low)
     return low - pad, high + pad
 
 
@@ -329,7 +329,11 @@ def draw_per_position(comparison: Comparison):
 def curve(line: Line, factors: tuple) -> tuple[list, list] | None:
     """(bin edges, losses) at the largest factor with a value, the mean over seeds; the edges most seeds share."""
     for factor in reversed(factors):
-        rows = [r for r in line.rows.get((DISJOINT, factor), {}).values() if ok(r) and r.get("position_curve")]
+        rows = [
+            r
+            for r in line.rows.get((DISJOINT, factor), {}).values()
+            if ok(r) and number(r["loss"]) and r.get("position_curve")
+        ]
         bins = [tuple(r["position_bins"]) for r in rows]
         if rows:
             shared = max(sorted(set(bins)), key=bins.count)

@@ -80,11 +80,14 @@ def write_report(folders: list[Path], out: Path | None = None) -> Report:
 def write(path: Path, content: bytes) -> None:
     """All of it or nothing: written beside, then renamed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 # ---- cells

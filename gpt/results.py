@@ -19,13 +19,15 @@ from gpt.run import read_status
 
 DISJOINT, SLIDING = "disjoint", "sliding"
 MARKS = ("config.yaml", "status.json", "metrics.jsonl", "eval.jsonl")  # a folder with one of these is a run
-QUIET = (
+QUIET = (  # keys that change no loss, only where, how fast and how closely watched it is computed
     "train.eval_every",
     "train.eval_tokens",
     "train.checkpoint_every",
     "train.log_every",
+    "runtime.device",
+    "runtime.compile",
     "sweep",
-)  # change no loss
+)
 
 
 @dataclass(frozen=True)
@@ -544,7 +546,7 @@ def warn(results: Results) -> None:
         revisions = sorted({str(revision(run)) for run in comparison.runs})
         if len(revisions) > 1:
             notes.append(f"the runs were trained by different source revisions: {', '.join(revisions)}")
-        devices = sorted({str(run.status.get("device")) for run in comparison.runs})
+        devices = sorted({str(run.status.get("device")).split(":")[0] for run in comparison.runs})
         if len(devices) > 1:
             notes.append(f"the runs were trained on different devices: {', '.join(devices)}")
         seeds = {line.label: line.seeds for line in lines}

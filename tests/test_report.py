@@ -164,7 +164,9 @@ def test_pairs_are_common_seeds_only(tmp_path):
     assert any("different seeds" in text for text in found.warnings)
 
 
-@pytest.mark.parametrize("extra, tie", [((0.1, -0.1, 0.09), True), ((0.1, 0.11, 0.09), False), ((0, 0, 0), True)])
+@pytest.mark.parametrize(
+    "extra, tie", [((0.1, -0.1, 0.09), True), ((0.3, 0.1, 0.0), True), ((0.1, 0.11, 0.09), False), ((0, 0, 0), True)]
+)
 def test_ties_are_below_two_standard_errors(tmp_path, extra, tie):
     for seed in range(3):
         simple(tmp_path, "rope", seed, [1.0 + seed] * 3)
@@ -269,6 +271,16 @@ def test_sliding_rows_on_other_targets_are_left_out_and_named(tmp_path):
     assert any("scored 5 targets" in text for text in found.warnings)
 
 
+def test_of_several_strides_one_is_shown_and_the_others_are_named(tmp_path):
+    rows = [row("rope", 0, 1, 1.0)]
+    rows += [row("rope", 0, 1, 1.0 + stride, "sliding", stride=stride, n_targets=stride) for stride in (16, 48, 32)]
+    write_run(tmp_path / "a", config("rope", 0), rows)
+    found = results.compare([tmp_path])
+    assert found.comparisons[0].stride == 32  # half the training length, where it is there
+    assert found.comparisons[0].lines[0].mean("sliding", 1).mean == 33.0
+    assert any("strides 16, 32, 48" in text for text in found.warnings)
+
+
 def test_the_newest_checkpoint_counts_and_its_older_rows_are_named(tmp_path):
     rows = [row("rope", 0, f, 9.0, step=1000) for f in (1, 2, 4)] + [row("rope", 0, f, 1.0) for f in (1, 2)]
     write_run(tmp_path / "a", config("rope", 0), rows[::-1])
@@ -325,7 +337,7 @@ def test_what_differs_beside_the_scheme_is_in_the_label_and_named_as_a_confound(
 
 
 def test_how_often_one_looks_is_no_difference(tmp_path):
-    simple(tmp_path, "rope", 0, [1.0] * 3, train__eval_every=10, wandb__mode="disabled")
+    simple(tmp_path, "rope", 0, [1.0] * 3, train__eval_every=10, wandb__mode="disabled", runtime__device="cuda:1")
     simple(tmp_path, "rope", 1, [2.0] * 3)
     found = results.compare([tmp_path])
     assert [one.label for one in found.comparisons[0].lines] == ["rope"]
@@ -402,7 +414,7 @@ def test_rows_without_what_identifies_them_and_losses_that_are_no_numbers_are_na
 
 def test_what_lies_inside_a_run_is_no_run(tmp_path):
     folder = simple(tmp_path, "rope", 0, [1.0] * 3)
-    for inner in ("wandb/run-1/files", "checkpoints/step-1", ".hydra"):
+    for inner in ("wandb/run-1/files", "checkpoints/step-1", ".hydra", "copy"):
         (folder / inner).mkdir(parents=True)
         (folder / inner / "config.yaml").write_text("x: 1")
     (tmp_path / ".hydra").mkdir()
@@ -580,7 +592,7 @@ def test_the_extrapolation_picture_says_what_it_shows(tmp_path):
     bar = rope[2][0].get_segments()[0]
     assert bar[1][1] - bar[0][1] == pytest.approx(2 * 0.01 / math.sqrt(2))
     dotted = next(c for c in sliding.containers if c.get_label() == "rope")[0]
-    assert dotted.get_color() == rope[0].get_color() and dotted.get_linestyle() == ":" or dotted.is_dashed()
+    assert dotted.get_color() == rope[0].get_color() and dotted.is_dashed()
     controls = [one.get_ydata()[0] for one in sliding.lines if one.is_dashed() and list(one.get_xdata()) == [0, 1]]
     assert sorted(controls) == pytest.approx([1.455, 1.475, 1.555])
     assert [text.get_text() for text in missing.texts] == ["learned: unsupported"]
