@@ -1,0 +1,281 @@
+"""A sweep: checked whole before it starts, one process a job, and nobody's death is another's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+
+# The entry point's shape without its model: what a job does is chosen by `act`.
+APP = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(REPO)!r})
+from gpt import run as run_module
+from gpt.errors import ConfigError, UserError
+
+def final(raw, overrides):
+    if not 0 < raw["optim"]["lr"] < 1:
+        raise ConfigError("optim.lr", raw["optim"]["lr"], "a number > 0 and < 1")
+    return {{**raw, "name": run_module.folder_name(raw, overrides)}}
+
+def job(raw, overrides):
+    act = raw["act"]
+    if act == "crash":
+        sys.exit("no such thing")
+    with run_module.Run(final(raw, overrides)) as run:
+        if run.decision == "skip":
+            return 0
+        if run.decision == "resume":
+            run.resume_at(1)
+        run.note(threads=os.environ["OMP_NUM_THREADS"], argv=sys.argv)
+        run.note(device=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        print("working", flush=True)
+        first = run.decision == "fresh"
+        run.log(1, loss=1.0, val_loss=1.25 + raw["seed"])
+        (run.folder / "checkpoints" / "step-000001").mkdir(parents=True, exist_ok=True)
+        if act == "wait" and first:
+            while not run.stop:
+                time.sleep(0.01)
+        elif act == "refuse" and first:
+            raise UserError("the corpus has 3 tokens, needed: 65")
+        elif act == "raise" and first:
+            raise ValueError("[red]boom")
+        elif act == "kill" and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            if act.startswith("sleep"):
+                time.sleep(float(act[5:]))
+            run.log(2, loss=0.5)
+            run.done(2)
+    return run.exit_code
+
+if os.environ.get("QUICK") and "hydra.mode=RUN" in sys.argv:  # composed by hand, which is faster
+    import yaml
+    raw, overrides = yaml.safe_load(open("conf/config.yaml")), sys.argv[1:-1]
+    del raw["defaults"], raw["hydra"]
+    raw["position"] = {{"name": "rope"}}
+    raw.update({{key: yaml.safe_load(text) for key, text in (one.split("=") for one in overrides)}})
+    try:
+        sys.exit(job(raw, overrides))
+    except UserError as error:
+        print(f"error: {{error}}", file=sys.stderr)
+        sys.exit(2)
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from gpt import cli, sweep
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(composed):
+    sys.exit(job(OmegaConf.to_container(composed, resolve=True), list(HydraConfig.get().overrides.task)))
+
+sweep.register(final)
+cli.report_errors(main)
+"""
+
+CONFIG = """
+defaults:
+  - _self_
+  - position: rope
+  - optional experiment: null
+  - override hydra/launcher: processes
+  - override hydra/sweeper: processes
+  - override hydra/job_logging: disabled
+  - override hydra/hydra_logging: disabled
+seed: 0
+sweep: main
+name: ""
+act: ok
+optim: {lr: 0.1}
+data: {name: stdlib, path: null}
+train: {steps: 2}
+wandb: {mode: disabled}
+hydra:
+  run: {dir: .}
+  sweep: {dir: .}
+  output_subdir: null
+"""
+
+EXPERIMENT = """
+# @package _global_
+sweep: exp
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    params:
+      position: rope,alibi
+      seed: 0,1
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    for folder in ("position", "experiment"):
+        (tmp_path / "conf" / folder).mkdir(parents=True)
+    for name in ("rope", "alibi", "learned"):
+        (tmp_path / "conf" / "position" / f"{name}.yaml").write_text(f"name: {name}\n")
+    (tmp_path / "conf" / "config.yaml").write_text(CONFIG)
+    (tmp_path / "conf" / "experiment" / "both.yaml").write_text(EXPERIMENT)
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def environment(**changes) -> dict:
+    return {**os.environ, "OMP_NUM_THREADS": "4", "COLUMNS": "200", **changes}
+
+
+def call(app: Path, *overrides: str, **changes) -> subprocess.CompletedProcess:
+    command = [sys.executable, "app.py", *overrides]
+    return subprocess.run(command, cwd=app, capture_output=True, text=True, timeout=60, env=environment(**changes))
+
+
+def statuses(app: Path, sweep: str) -> dict:
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(app.glob(f"runs/{sweep}/*/status.json"))}
+
+
+def untouched(app: Path) -> bool:
+    """Nothing beside the app itself and runs/: no outputs, multirun, multirun.yaml or .hydra."""
+    return {path.name for path in app.iterdir()} <= {"app.py", "conf", "runs"}
+
+
+def test_a_sweep_and_the_same_again(app):
+    done = call(app, "-m", "position=rope,alibi", "seed=0,1", "sweep=pos")
+    assert done.returncode == 0, done.stderr
+    found = statuses(app, "pos")
+    assert set(found) == {"rope-s0", "rope-s1", "alibi-s0", "alibi-s1"} and untouched(app)
+    assert all(one["status"] == "done" and one["threads"] == "4" for one in found.values())
+    assert len({one["pid"] for one in found.values()}) == 4
+    assert done.stdout.count("working") == 4 and not list(app.glob("runs/pos/*/output.log"))
+    table = done.stdout[done.stdout.index("status") :]
+    assert all(name in table for name in found) and "2.2500" in table and "1.2500" in table
+
+    before = time.monotonic()
+    again = call(app, "-m", "position=rope,alibi", "seed=0,1", "sweep=pos")
+    assert again.returncode == 0 and "working" not in again.stdout and again.stdout.count("done already") == 8
+    assert time.monotonic() - before < 5
+    assert statuses(app, "pos") == found
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_that_fails_stops_no_other(app, jobs):
+    acts = ["ok", "refuse", "raise", "kill", "crash", "sleep0"]
+    asked = ["-m", f"act={','.join(acts)}", "sweep=mixed", f"hydra.launcher.jobs={jobs}"]
+    done = call(app, *asked, QUICK="1")
+    assert done.returncode == 1 and untouched(app)
+    found = {one["error"] or name: one["status"] for name, one in statuses(app, "mixed").items()}
+    assert found == {
+        "rope-s0-actok": "done",
+        "rope-s0-actsleep0": "done",
+        "the corpus has 3 tokens, needed: 65": "failed",
+        "ValueError: [red]boom": "failed",
+        "killed by SIGKILL, out of memory?": "failed",
+    }
+    table = done.stdout[done.stdout.rindex("status") :]
+    for text in ("the corpus has 3 tokens", "ValueError: [red]boom", "killed by SIGKILL", "rope-s0-actcrash"):
+        assert text in table
+    assert ("no such thing" if jobs > 1 else "ended with exit code 1") in table
+    assert table.count("failed") == 4 and table.count("done") == 2
+    if jobs == 2:
+        assert {one.get("threads") for one in statuses(app, "mixed").values() if one["status"] == "done"} == {"2"}
+        assert "working" not in done.stdout
+        assert "working" in (app / "runs" / "mixed" / "rope-s0-actok" / "output.log").read_text()
+        again = call(app, *asked, QUICK="1")  # failed ones go on
+        assert again.returncode == 1 and again.stdout.count("done already") == 4
+        assert sorted(one["status"] for one in statuses(app, "mixed").values()) == ["done"] * 5
+    assert untouched(app)
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["position=rope,banana,alibi"], ["position: got 'banana'", "alibi", "learned", "rope"]),
+        (["optim.lr=0.1,7,0.2"], ["optim.lr: got 7", "< 1"]),
+        (["optim.rl=0.1,0.2"], ["optim.rl"]),
+        (["seed=0,1", "name=same"], ["runs/main/same", "seed=0", "seed=1"]),
+        (["seed=0,1", "hydra.launcher.jobs=0"], ["hydra.launcher.jobs: got 0"]),
+        (["seed=0,1", "sweep=a/b"], ["sweep: got 'a/b'"]),
+        (["seed=interval(0,1)"], ["INTERVAL"]),
+    ],
+)
+def test_a_wrong_job_starts_none(app, overrides, words):
+    done = call(app, "-m", *overrides)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and all(word in line for word in words), line
+    assert {path.name for path in app.iterdir()} == {"app.py", "conf"}
+
+
+def test_another_configuration_in_a_folder_starts_none(app):
+    assert call(app, "position=alibi", "seed=1", "sweep=pos").returncode == 0
+    (app / "conf" / "position" / "alibi.yaml").write_text("name: alibi\nslope: 2\n")
+    done = call(app, "-m", "position=rope,alibi", "seed=1", "sweep=pos")
+    assert done.returncode == 2 and "position.slope: None -> 2" in done.stderr
+    assert set(statuses(app, "pos")) == {"alibi-s1"}
+
+
+def test_an_experiment_brings_its_sweep(app):
+    done = call(app, "experiment=both", "seed=3", "+data.kind='a, b/c=d'")
+    assert done.returncode == 0, done.stderr
+    found = statuses(app, "exp")
+    assert sorted(name[:8] for name in found) == ["alibi-s3", "rope-s3-"]
+    assert untouched(app)
+    for path in app.glob("runs/exp/*/config.yaml"):
+        assert "a, b/c=d" in path.read_text()
+    assert call(app, "experiment=both", "seed=3", "+data.kind='a, b/c=d'").stdout.count("done already") == 4
+
+
+def test_flags_reach_the_jobs(app):
+    (app / "conf" / "other.yaml").write_text(CONFIG.replace("sweep: main", "sweep: other"))
+    done = call(app, "-m", "-cn", "other", "seed=0,1", "hydra.verbose=true", "hydra.launcher.jobs=2")
+    assert done.returncode == 0, done.stderr
+    argv = statuses(app, "other")["rope-s0"]["argv"]
+    assert "hydra.verbose=true" in argv and "hydra.mode=RUN" in argv and not any("jobs" in one for one in argv)
+
+
+def test_gpus_are_shared_out(app):
+    call(app, "-m", "seed=0,1,2", "act=sleep0.5", "hydra.launcher.jobs=3", CUDA_VISIBLE_DEVICES="4,6", QUICK="1")
+    assert sorted(one["device"] for one in statuses(app, "main").values()) == ["4", "4", "6"]
+    assert {one["threads"] for one in statuses(app, "main").values()} == {"1"}
+
+
+@pytest.mark.parametrize(
+    "number, code, jobs", [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2), (signal.SIGUSR1, 0, 1)]
+)
+def test_a_signal_reaches_the_jobs_and_starts_no_more(app, number, code, jobs):
+    command = [sys.executable, "app.py", "-m", "seed=0,1,2,3", "act=wait", "sweep=s", f"hydra.launcher.jobs={jobs}"]
+    parent = subprocess.Popen(command, cwd=app, env=environment(QUICK="1"), stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while (
+        len(list(app.glob("runs/s/*/checkpoints/step-000001"))) < jobs
+        and parent.poll() is None
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
+    parent.send_signal(number)
+    output, _ = parent.communicate(timeout=20)
+    assert parent.returncode == code
+    found = statuses(app, "s")
+    assert len(found) == jobs and all(one["status"] == "interrupted" for one in found.values())
+    assert output.count("not started") == 4 - jobs and "interrupted" in output
+    if number == signal.SIGINT:
+        again = call(app, "-m", "seed=0", "act=wait", "sweep=s")  # goes on, and this time does not wait
+        assert again.returncode == 0 and statuses(app, "s")["rope-s0-actwait"]["status"] == "done"
+
+
+def test_threads_without_a_wish(monkeypatch):
+    from gpt import sweep
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert 1 <= sweep.machine_threads() <= os.cpu_count()
+    for text in ("", "x", "0", "-2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert 1 <= sweep.machine_threads() <= os.cpu_count()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert sweep.visible_gpus() == []
