@@ -20,7 +20,7 @@ from gpt.results import DISJOINT, SLIDING, Comparison, Line, Mean, Results, coun
 
 FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve
     "run position seed step tokens train_length eval_length factor protocol stride scaling overflow block_length "
-    "n_blocks n_dropped documents loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes "
+    "n_blocks n_dropped documents dtype loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes "
     "tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status "
     "reason"
 ).split()
@@ -314,7 +314,7 @@ def conditions_line(comparison: Comparison) -> str:
     c = comparison.condition
     sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 else ""
     return (
-        f"data {c.data}{sha}, tokenizer {c.tokenizer}, training length {c.train_length} tokens, "
+        f"data {c.data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
         f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}"
     )
 
@@ -494,7 +494,7 @@ def commands(results: Results, folders: list[Path]) -> list[str]:
         tokens = f" eval.tokens={condition.n_targets}" if condition.n_targets else ""
         stride = f" eval.stride={comparison.stride}" if comparison.stride else ""
         ways = {""} | {f" position.overflow={line.overflow}" for line in comparison.lines if line.overflow}
-        ways |= {f" scaling={line.scaling}" for line in comparison.lines if line.scaling != "none"}
+        ways |= {f" 'scaling=[{line.scaling}]'" for line in comparison.lines if line.scaling != "none"}
         for folder in folders:
             for way in sorted(ways):
                 lines.append(

@@ -26,6 +26,7 @@ QUIET = (  # keys that change no loss, only where, how fast and how closely watc
     "train.log_every",
     "runtime.device",
     "runtime.compile",
+    "runtime.attention",
     "sweep",
 )
 
@@ -78,6 +79,7 @@ class Condition:
     data: str | None
     data_sha256: str | None
     tokenizer: str | None
+    dtype: str | None
     documents: str | None
     train_length: int | None
     block_length: int | None
@@ -366,7 +368,7 @@ def label_runs(runs: list[Run]) -> dict[Path, str]:
 
 
 def condition(row: dict, n_targets: int | None) -> Condition:
-    names = ("data", "data_sha256", "tokenizer", "documents", "train_length", "block_length", "n_blocks")
+    names = ("data", "data_sha256", "tokenizer", "dtype", "documents", "train_length", "block_length", "n_blocks")
     return Condition(**{name: row.get(name) for name in names}, n_targets=n_targets)
 
 

@@ -68,6 +68,7 @@ def row(scheme: str, seed: int, factor: int, loss: float | None, protocol: str =
         "n_blocks": 512,
         "n_dropped": 7,
         "documents": "concat",
+        "dtype": "float32",
         "loss": loss,
         "loss_se": 0.01 if good else None,
         "tail_loss": loss + 0.05 if good and flat and factor > 1 else None,
@@ -231,6 +232,7 @@ def test_a_rescaling_is_its_own_line(tmp_path):
         {"block_length": 8 * L, "n_blocks": 256},
         {"train_length": 2 * L},
         {"tokenizer": "char"},
+        {"dtype": "bfloat16"},
     ],
     ids=lambda change: next(iter(change)),
 )
