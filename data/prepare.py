@@ -15,10 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # instead of data/, so that `import data` is the package
 
-from hydra import compose, initialize_config_dir  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
-
-from gpt.cli import report_errors  # noqa: E402
+from gpt.cli import compose, report_errors  # noqa: E402
 from gpt.data import prepare  # noqa: E402
 from gpt.schema import DataConfig, TokenizerConfig, build  # noqa: E402
 
@@ -28,9 +25,7 @@ def main() -> None:
         print(__doc__.strip())
         return
     began = time.perf_counter()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose("train", sys.argv[1:])
-    config = OmegaConf.to_container(config, resolve=True)
+    config = compose("train", sys.argv[1:])
     data, tokenizer = (
         build(DataConfig, config["data"], "data"),
         build(TokenizerConfig, config["tokenizer"], "tokenizer"),

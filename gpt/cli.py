@@ -13,20 +13,39 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gpt import sweep
 from gpt.errors import UserError
 
+Job = Callable[[dict, list[str]], int]
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
-def run(config_name: str, job: Callable[[dict, list[str]], int]) -> None:
-    """Compose configs/<config_name>.yaml with the command line and exit with what `job(values, overrides)` returns."""
+def run(config_name: str, job: Job, final: Callable[[dict, list[str]], object] | None = None) -> None:
+    """Compose configs/<config_name>.yaml with the command line and exit with what `job(values, overrides)` returns.
+
+    `final` turns values and overrides into the checked configuration; where it is given, -m starts a sweep.
+    """
+    sweep.register(final or refuse_sweep)
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
     def app(cfg) -> None:
         overrides = list(HydraConfig.get().overrides.task)
-        sys.exit(job(OmegaConf.to_container(cfg, resolve=True), overrides))
+        values = OmegaConf.to_container(cfg, resolve=True)
+        # caught in here: Hydra would print a line of its own about an error that passes through it
+        report_errors(lambda: sys.exit(job(values, overrides)))
 
     report_errors(app, config_name)
+
+
+def refuse_sweep(values: dict, overrides: list[str]) -> object:
+    raise UserError("-m sweeps over train.py only; eval.py takes all runs of a sweep at once: runs=<folder>")
+
+
+def compose(config_name: str, overrides: list[str]) -> dict:
+    """The plain values that configs/<config_name>.yaml and the overrides give, as an entry point would see them."""
+    sweep.register(refuse_sweep)
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return OmegaConf.to_container(hydra.compose(config_name, overrides), resolve=True)
 
 
 def report_errors(main: Callable[[], object], config_name: str | None = None) -> None:
@@ -52,7 +71,7 @@ def explain(error: Exception, config_name: str | None = None) -> str:
         key = found.group(1)
         close = difflib.get_close_matches(key, known_keys(config_name), n=1) if config_name else []
         hint = f"did you mean {close[0]}?" if close else f"python {Path(sys.argv[0]).name} --help lists all keys"
-        return f"{key}: no such key; {hint}"
+        return f"{key}: there is no such key; {hint}"
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
         return f"{found.group(1)}: got '{found.group(2)}', allowed: {' | '.join(options)}"
@@ -62,8 +81,6 @@ def explain(error: Exception, config_name: str | None = None) -> str:
 
 def known_keys(config_name: str) -> list[str]:
     """Dotted names of all keys of the default configuration."""
-    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        tree = OmegaConf.to_container(hydra.compose(config_name), resolve=False)
 
     def walk(node: dict, prefix: str):
         for key, value in node.items():
@@ -71,4 +88,4 @@ def known_keys(config_name: str) -> list[str]:
             if isinstance(value, dict):
                 yield from walk(value, f"{prefix}{key}.")
 
-    return list(walk(tree, ""))
+    return list(walk(compose(config_name, []), ""))

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gpt.errors import ConfigError
+from gpt.errors import ConfigError, UnknownKey
 from gpt.position import scheme
 from gpt.schema import (
     SECTIONS,
+    AskedConfig,
+    AskedEval,
+    AskedPosition,
     DataConfig,
     EvalConfig,
     ModelConfig,
@@ -44,7 +47,7 @@ def load(raw: dict) -> RunConfig:
     keys = [f.name for f in fields(RunConfig)]
     for key in raw:
         if key not in keys:
-            raise ConfigError(key, raw[key], "no such key; the keys are " + ", ".join(keys))
+            raise UnknownKey(key, keys)
     for key in keys:
         if key not in raw:
             raise ConfigError(key, None, "a value (it has no default)")
@@ -58,6 +61,23 @@ def load(raw: dict) -> RunConfig:
     config = RunConfig(seed=raw["seed"], sweep=raw["sweep"], name=raw["name"], position=position, **parts)
     check(config)
     return config
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What eval.py is asked for. None in `eval` and `position`: as each run's own configuration says."""
+
+    asked: AskedConfig
+    position: AskedPosition
+    eval: AskedEval
+    runtime: RuntimeConfig
+
+
+def load_evaluation(raw: dict) -> EvaluationConfig:
+    """The typed configuration of an evaluation; raises ConfigError."""
+    sections = {"position": AskedPosition, "eval": AskedEval, "runtime": RuntimeConfig}
+    parts = {key: build(cls, raw.get(key), key) for key, cls in sections.items()}
+    return EvaluationConfig(build(AskedConfig, {k: v for k, v in raw.items() if k not in sections}, ""), **parts)
 
 
 def load_position(raw: object) -> PositionConfig:

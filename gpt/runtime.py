@@ -2,13 +2,19 @@
 
 import contextlib
 import hashlib
+import json
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from gpt.errors import ConfigError
+from gpt.errors import ConfigError, NonFiniteError
 from gpt.schema import RuntimeConfig
+
+T = TypeVar("T")
 
 # Dense bfloat16 peak of known GPUs in FLOP/s, from NVIDIA's data sheets; for MFU.
 PEAK_FLOPS = {
@@ -55,6 +61,49 @@ class Runtime:
             torch.distributed.all_reduce(value)
             value /= self.world
         return value
+
+    def share(self, batch_size: int) -> range:
+        """This process's rows of a batch that all processes share; raises ConfigError where it does not divide."""
+        if batch_size % self.world:
+            raise ConfigError("train.batch_size", batch_size, f"a multiple of the {self.world} processes")
+        own = batch_size // self.world
+        return range(self.rank * own, (self.rank + 1) * own)
+
+    def agree(self, value: int | str | None) -> int | str | None:
+        """What process 0 says, in all of them."""
+        if self.world == 1:
+            return value
+        text = torch.zeros(64, dtype=torch.uint8)
+        encoded = json.dumps(value).encode()
+        text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        text = text.to(self.device)
+        torch.distributed.broadcast(text, 0)
+        return json.loads(bytes(text.cpu().tolist()).rstrip(b"\0"))
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Each process does `work`, process 0 before the others (who then find it done)."""
+        if not self.main:
+            self.barrier()
+        result = work()
+        if self.main:
+            self.barrier()
+        return result
+
+    def parallel(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model whose backward averages gradients over the processes."""
+        if self.world == 1:
+            return model
+        return torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=[self.device.index] if self.device.type == "cuda" else None
+        )
+
+    def gradients(self, model: torch.nn.Module, last: bool):
+        """Around one micro-step: only the last of a step needs the other processes' gradients."""
+        return contextlib.nullcontext() if self.world == 1 or last else model.no_sync()
+
+    def mfu(self, flops: float) -> float | None:
+        """Share of the GPUs' peak that `flops` a second are; None where the peak is not known."""
+        return flops / (self.peak_flops * self.world) if self.peak_flops else None
 
     def barrier(self) -> None:
         if self.world > 1:
@@ -118,3 +167,13 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     """Everything a step draws (dropout) is a function of (seed, step, rank), whatever ran before."""
     digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def check_finite(step: int, **values: float) -> None:
+    """Raises NonFiniteError naming what is NaN or infinite."""
+    if not all(map(math.isfinite, values.values())):
+        found = ", ".join(f"{key} is {value}" for key, value in values.items())
+        raise NonFiniteError(
+            f"step {step}: {found}; the weights are those of the step before and the last checkpoint is kept; "
+            "lower optim.lr or set optim.grad_clip, in another sweep= or name="
+        )

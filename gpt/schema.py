@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from gpt.errors import ConfigError
+from gpt.errors import ConfigError, UnknownKey
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -127,6 +127,27 @@ class WandbConfig:
     tags: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, config=STRICT)
+class AskedConfig:
+    """An evaluation: `runs` or `checkpoint` is a folder, factors are evaluation lengths in training lengths."""
+
+    runs: str | None = None
+    checkpoint: str | None = None
+    factors: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 4)
+    scaling: Annotated[tuple[Literal["none"], ...], Field(min_length=1)] = ("none",)
+
+
+@dataclass(frozen=True, config=STRICT)
+class AskedPosition:
+    overflow: Literal["error", "clamp", "wrap", "interpolate"] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class AskedEval:
+    tokens: Count | None = None
+    stride: Count | None = None
+
+
 SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,
@@ -150,12 +171,12 @@ def build(cls: type, raw: object, key: str):
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            allowed = "no such key; the keys are " + ", ".join(f.name for f in fields(cls))
-        elif first["type"] in ("missing", "missing_argument"):
+            raise UnknownKey(f"{key}.{field}".lstrip("."), [f.name for f in fields(cls)]) from None
+        if first["type"] in ("missing", "missing_argument"):
             allowed = "a value (it has no default)"
         else:
             allowed = allowed_values(cls, field)
-        raise ConfigError(f"{key}.{field}", raw.get(field), allowed) from None
+        raise ConfigError(f"{key}.{field}".lstrip("."), raw.get(field), allowed) from None
     except (TypeError, ValueError):
         raise ConfigError(key, raw, "plain numbers, texts, true or false, null and lists of these") from None
 
@@ -179,6 +200,10 @@ def describe(schema: dict) -> str:
         "null": "null",
     }
     text = words.get(schema.get("type"), "a value of another type")
+    if "prefixItems" not in schema and isinstance(schema.get("items"), dict):
+        text += f", each {describe(schema['items'])}"
+    if "const" in schema:
+        return str(schema["const"])
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {schema[word]:g}" for word, sign in signs.items() if word in schema]
     if schema.get("minLength"):

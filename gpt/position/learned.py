@@ -32,8 +32,11 @@ class Learned(Position):
     def __init__(self, config: LearnedConfig, model: ModelConfig):
         super().__init__(config, model)
         self.rows = model.block_size
-        self.overflow = config.overflow
         self.table = nn.Parameter(torch.empty(model.block_size, model.n_embd))
+
+    @property
+    def overflow(self) -> str:
+        return self.config.overflow
 
     @property
     def max_len(self) -> int | None:

@@ -1,0 +1,47 @@
+"""Loss of trained runs at 1x, 2x, 4x ... of their training length, on the same targets at each.
+
+python eval.py runs=runs/pos factors=[1,2,4]
+python eval.py checkpoint=runs/pos/rope-s0 factors=[1,2,8]
+"""
+
+import sys
+
+from gpt import cli
+
+
+def main(values: dict, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from gpt import runtime
+    from gpt.checkpoint import resolve
+    from gpt.config import load_evaluation
+    from gpt.errors import UserError
+    from gpt.measure import measure, run_folders
+    from gpt.progress import Progress
+    from gpt.report import evaluation_table
+    from gpt.run import mirror_evaluation
+
+    config = load_evaluation(values)
+    rt = runtime.start(config.runtime)
+    folders = run_folders(config)
+    rows, failures = [], []
+    with Progress("evaluating", 0, len(folders)) as progress:
+        for done, folder in enumerate(folders, start=1):
+            try:
+                found = measure(resolve(folder, log=progress.say), config, rt, log=progress.say)
+            except UserError as error:  # the other runs are measured all the same
+                failures.append(f"{folder}: {error}")
+            else:
+                rows += found.rows
+                mirror_evaluation(found.folder, found.new, log=progress.say)
+                progress.say(f"{found.folder}: {len(found.new)} of {len(found.rows)} rows measured now")
+            progress.update(done)
+    if rows:
+        Console().print(evaluation_table(rows))
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    return 2 if failures else 0
+
+
+if __name__ == "__main__":
+    cli.run("eval", main)

@@ -1,0 +1,194 @@
+"""Evaluation of one checkpoint into rows of eval.jsonl; what stands there already is not measured again."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpt.checkpoint import Checkpoint
+from gpt.config import EvaluationConfig, RunConfig
+from gpt.data import Corpus, prepare
+from gpt.errors import ConfigError, LengthError
+from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
+from gpt.model import GPT
+from gpt.restore import check_corpus, restore
+from gpt.runtime import Runtime
+
+# What makes two rows the same measurement.
+KEY = (
+    "checkpoint_sha256",
+    "data_sha256",
+    "eval_length",
+    "protocol",
+    "stride",
+    "scaling",
+    "overflow",
+    "block_length",
+    "n_blocks",
+    "dtype",
+)
+# What an unsupported row leaves empty.
+NUMBERS = (
+    "loss",
+    "loss_se",
+    "tail_loss",
+    "tail_loss_se",
+    "perplexity",
+    "bits_per_byte",
+    "n_targets",
+    "n_bytes",
+    "tokens_per_second",
+    "position_curve",
+    "position_bins",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All rows asked for, and those of them that are new."""
+
+    folder: Path  # where eval.jsonl is
+    rows: list[dict]
+    new: list[dict]
+
+
+def run_folders(config: EvaluationConfig) -> list[Path]:
+    """The folders to evaluate: the one checkpoint, or each run below `runs`; raises ConfigError where there is none."""
+    asked = config.asked
+    if (asked.runs is None) == (asked.checkpoint is None):
+        raise ConfigError("runs", asked.runs, "exactly one of runs=<folder of runs> and checkpoint=<folder>")
+    if asked.checkpoint is not None:
+        return [Path(asked.checkpoint)]
+    root = Path(asked.runs)
+    found = sorted(path.parent for path in (root.glob("**/config.yaml") if root.is_dir() else ()))
+    if not found:
+        raise ConfigError("runs", asked.runs, "a folder with runs in it; train one: python train.py position=rope")
+    return found
+
+
+def measure(
+    checkpoint: Checkpoint, config: EvaluationConfig, runtime: Runtime, log: Callable[[str], None] = print
+) -> Measured:
+    """The length protocol on a checkpoint: a row for each factor and protocol, appended to eval.jsonl as it is done.
+
+    A length that the scheme or the text does not reach is a row with status `unsupported` and the reason.
+    Raises CheckpointError where the text on disk is not the one of the checkpoint.
+    """
+    model, run = restore(checkpoint, runtime.device)
+    model.kernel = config.runtime.attention
+    if config.position.overflow is not None and hasattr(model.position.config, "overflow"):
+        model.position.config = replace(model.position.config, overflow=config.position.overflow)
+    corpus = prepare(run.data, run.tokenizer, log=log)
+    check_corpus(checkpoint, corpus)
+
+    folder = folder_of(checkpoint)
+    known = {identity(row): row for row in read_rows(folder / "eval.jsonl")}
+    L = model.config.block_size
+    stride = config.eval.stride or run.eval.stride or L // 2
+    if stride > L:
+        raise ConfigError("eval.stride", stride, f"at most the training length {L}")
+    factors = fitting(len(corpus.val), L, config.asked.factors)
+    blocks = cut(len(corpus.val), L, factors, config.eval.tokens or run.eval.tokens) if factors else None
+
+    rows, new = [], []
+    for protocol in ("disjoint", "sliding"):
+        for factor in sorted(set(config.asked.factors)):
+            row = header(checkpoint, run, model, corpus, runtime) | {
+                "eval_length": factor * L,
+                "factor": factor,
+                "protocol": protocol,
+                "stride": stride if protocol == "sliding" else None,
+                "overflow": policy(model, factor * L),
+                "block_length": blocks.length if factor in factors else None,
+                "n_blocks": blocks.count if factor in factors else None,
+                "n_dropped": blocks.dropped if factor in factors else None,
+            }
+            if identity(row) not in known:
+                row |= numbers(model, corpus, blocks if factor in factors else None, row, config, runtime)
+                row["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
+                append(folder / "eval.jsonl", row)
+                known[identity(row)] = row
+                new.append(row)
+            rows.append(known[identity(row)])
+    return Measured(folder, rows, new)
+
+
+def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, runtime: Runtime) -> dict:
+    """What is measured and with what: the part of a row that all lengths share."""
+    count = model.count_parameters()
+    return {
+        "run": run.name,
+        "position": run.position.name,
+        "seed": run.seed,
+        "step": checkpoint.step,
+        "tokens": checkpoint.state["tokens"],
+        "train_length": run.model.block_size,
+        "scaling": "none",
+        "documents": "concat",
+        "parameters": count["total"],
+        "position_parameters": count["position"],
+        "data": run.data.name,
+        "data_sha256": corpus.val_sha256,
+        "tokenizer": run.tokenizer.name,
+        "checkpoint": str(checkpoint.path),
+        "checkpoint_sha256": checkpoint.sha256,
+        "dtype": str(runtime.dtype).removeprefix("torch."),
+    }
+
+
+def numbers(
+    model: GPT, corpus: Corpus, blocks: Blocks | None, row: dict, config: EvaluationConfig, runtime: Runtime
+) -> dict:
+    """The measured part of a row, or the reason why there is none."""
+    empty = dict.fromkeys(NUMBERS)
+    if blocks is None:
+        need = math.lcm(*config.asked.factors) * row["train_length"] + 1
+        reason = f"the validation split has {len(corpus.val)} tokens, factors {list(config.asked.factors)} need {need}"
+        return empty | {"status": "unsupported", "reason": reason}
+    token_bytes = corpus.tokenizer.token_bytes()
+    try:
+        if row["protocol"] == "disjoint":
+            found = disjoint(model, corpus.val, blocks, row["factor"], token_bytes, runtime)
+        else:
+            found = sliding(model, corpus.val, blocks, row["factor"], row["stride"], token_bytes, runtime)
+    except LengthError as error:
+        return empty | {"status": "unsupported", "reason": str(error)}
+    return empty | found | {"status": "ok", "reason": None}
+
+
+def policy(model: GPT, length: int) -> str | None:
+    """What a learned table does at this length, where it is past its end."""
+    overflow = getattr(model.position.config, "overflow", "error")
+    return overflow if overflow != "error" and length > model.config.block_size else None
+
+
+def folder_of(checkpoint: Checkpoint) -> Path:
+    """The run's folder; a checkpoint that was taken out of its run keeps its own rows."""
+    run = checkpoint.path.resolve().parent.parent
+    return run if (run / "config.yaml").is_file() else checkpoint.path
+
+
+def identity(row: dict) -> tuple:
+    return tuple(row.get(key) for key in KEY)
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The whole lines of an eval.jsonl; a torn last one is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def append(path: Path, row: dict) -> None:
+    """One line at the end; behind a torn one, a line of its own."""
+    torn = path.is_file() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(("\n" if torn else "") + json.dumps(row, allow_nan=False) + "\n")

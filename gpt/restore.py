@@ -1,0 +1,69 @@
+"""From a checkpoint back to the model, the configuration and the text it was trained on."""
+
+import torch
+
+from gpt.checkpoint import Checkpoint
+from gpt.config import RunConfig, load
+from gpt.data import Corpus
+from gpt.errors import CheckpointError
+from gpt.model import GPT
+from gpt.tokenizer import Tokenizer, load_tokenizer
+
+
+def describe(config: dict, corpus: Corpus) -> dict:
+    """What a checkpoint's state needs so that `restore` finds everything again."""
+    return {
+        "config": config,
+        "vocab_size": corpus.tokenizer.vocab_size,
+        "tokenizer": corpus.tokenizer.state(),
+        "tokenizer_sha256": corpus.tokenizer.sha256,
+        "train_sha256": corpus.train_sha256,
+        "val_sha256": corpus.val_sha256,
+    }
+
+
+def restore(checkpoint: Checkpoint, device: torch.device) -> tuple[GPT, RunConfig]:
+    """The model with its weights, on `device`, and the configuration of its run; raises CheckpointError."""
+    try:
+        config = load(checkpoint.state["config"])
+        vocab_size = checkpoint.state["vocab_size"]
+    except KeyError as error:
+        raise CheckpointError(f"{checkpoint.path}: its state lacks {error}; it was not written by train.py") from None
+    model = GPT(config.model, config.position, vocab_size, config.seed)
+    load_weights(model, checkpoint)
+    return model.to(device).eval(), config
+
+
+def load_weights(model: GPT, checkpoint: Checkpoint) -> None:
+    """Weights of a checkpoint into a model of the same scheme and sizes; raises CheckpointError.
+
+    The scheme is compared by name: rope, alibi and nope have the same weights, so their names would all fit.
+    """
+    stored, asked = checkpoint.state["config"]["position"], model.position.config
+    if stored["name"] != asked.name or stored["layers"] != asked.layers:
+        raise CheckpointError(
+            f"{checkpoint.path}: was trained with position={stored['name']} (layers {stored['layers']}), "
+            f"this model has position={asked.name} (layers {asked.layers})"
+        )
+    weights, own = checkpoint.model_state(), model.state_dict()
+    for name in sorted(weights.keys() | own.keys()):
+        found = tuple(weights[name].shape) if name in weights else "nothing"
+        wanted = tuple(own[name].shape) if name in own else "nothing"
+        if found != wanted:
+            raise CheckpointError(f"{checkpoint.path}: {name} is {found}, this model has {wanted}")
+    model.load_state_dict(weights)
+
+
+def check_corpus(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """Raises CheckpointError where the tokens or the tokenizer are not those of the checkpoint, naming both."""
+    now = describe({}, corpus)
+    for key in ("tokenizer_sha256", "train_sha256", "val_sha256"):
+        if now[key] != checkpoint.state[key]:
+            raise CheckpointError(
+                f"{checkpoint.path}: was trained with {key} {checkpoint.state[key][:12]}, "
+                f"{corpus.folder} has {now[key][:12]}; bring that text back, or train again in another sweep"
+            )
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    return load_tokenizer(checkpoint.state["tokenizer"])

@@ -1,0 +1,176 @@
+"""Fast attention equals the definition, forward and gradient, and the definition equals a loop over the formula."""
+
+import math
+
+import pytest
+import torch
+
+from gpt.attention import attend, attend_reference, dense_bias, mask, share
+from gpt.position import SCHEMES
+from gpt.schema import ModelConfig
+from tests.helpers import SMALL, excite, ids, make
+
+
+def qkv(shape, generator, dtype=torch.float32):
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+def test_reference_is_the_formula(fresh):
+    """Query by query, key by key, in float64."""
+    B, H, T, d = 2, 4, 7, 5
+    q, k, v = (t.detach() for t in qkv((B, H, T, d), fresh, torch.float64))
+    bias = torch.randn(H, T, T, generator=fresh, dtype=torch.float64)
+    causal = bias.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
+    found = attend_reference(q, k, v, causal)
+    for b in range(B):
+        for h in range(H):
+            for i in range(T):
+                scores = [float(q[b, h, i] @ k[b, h, j]) / math.sqrt(d) + float(bias[h, i, j]) for j in range(i + 1)]
+                total = sum(math.exp(s) for s in scores)
+                expected = sum(math.exp(s) / total * v[b, h, j] for j, s in enumerate(scores))
+                torch.testing.assert_close(found[b, h, i], expected)
+
+
+@pytest.mark.parametrize("T", [1, 16, 129, 441])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_sdpa_is_reference(name, T, fresh):
+    """Forward, and gradients of queries, keys, values and the scheme's parameters."""
+    scheme = excite(make(name), fresh).position
+    pos = torch.arange(T)
+    results = []
+    inputs = qkv((2, 4, T, 8), fresh)
+    weights = torch.randn(2, 4, T, 8, generator=fresh)
+    for kernel in ("sdpa", "reference"):
+        for tensor in (*inputs, *scheme.parameters()):
+            tensor.grad = None
+        shared = share(scheme, pos, pos, kernel)
+        q, k = scheme.rotate(inputs[0], inputs[1], shared.ctx, 0)
+        y = attend(q, k, inputs[2], shared)
+        (y * weights).sum().backward()
+        gradients = [t.grad.clone() for t in (*inputs, *scheme.parameters()) if t.grad is not None]
+        assert y.isfinite().all() and all(g.isfinite().all() for g in gradients)
+        results.append((y.detach(), gradients))
+    (fast, fast_gradients), (slow, slow_gradients) = results
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(fast_gradients, slow_gradients, atol=1e-4, rtol=1e-3)
+
+
+def test_long_odd_length_with_bias(fresh):
+    """1,025 keys, no multiple of any kernel's block."""
+    test_sdpa_is_reference("t5", 1025, fresh)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_is_reference(name, fresh):
+    """FlexAttention calls the same law `pair`; with cached keys too."""
+    scheme = excite(make(name), fresh).position
+    for Tq, Tk in ((13, 13), (5, 13)):
+        k_pos = torch.arange(Tk)
+        q, _, _ = (t.detach() for t in qkv((2, 4, Tq, 8), fresh))
+        _, k, v = (t.detach() for t in qkv((2, 4, Tk, 8), fresh))
+        with torch.no_grad():
+            found = [
+                attend(q, k, v, share(scheme, k_pos[Tk - Tq :], k_pos, kernel)) for kernel in ("flex", "reference")
+            ]
+        torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+
+
+def test_gradient_of_a_trained_bias_by_finite_differences(fresh):
+    """A fused kernel that forgets the gradient of its mask would leave T5 untrained."""
+    scheme = excite(make("t5"), fresh).position.double()
+    T = 16  # so far each distance has a bucket of its own
+    pos = torch.arange(T)
+    q, k, v = (t.detach() for t in qkv((1, 4, T, 8), fresh, torch.float64))
+
+    def loss(table):
+        bias = table[(pos.view(-1, 1) - pos).clamp(min=0)].permute(2, 0, 1)
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        return attend_reference(q, k, v, bias.masked_fill(future, -math.inf)).pow(2).sum()
+
+    for kernel in ("sdpa", "reference"):
+        scheme.bias.grad = None
+        shared = share(scheme, pos, pos, kernel)
+        shared.masks[True] = shared.masks[True].double()
+        attend(q, k, v, shared).pow(2).sum().backward()
+        row, head, h = 3, 2, 1e-5
+        shift = torch.zeros_like(scheme.bias)
+        shift[row, head] = h
+        with torch.no_grad():
+            slope = (loss(scheme.bias + shift) - loss(scheme.bias - shift)) / (2 * h)
+        torch.testing.assert_close(scheme.bias.grad[row, head], slope, atol=1e-5, rtol=1e-4)
+
+
+def test_mask_is_bottom_right_aligned():
+    """The last query sees every key: with 3 cached keys, query 0 sees keys 0..3."""
+    found = mask(None, torch.arange(3, 5), torch.arange(5))
+    assert found.tolist() == [[[0, 0, 0, 0, -math.inf], [0, 0, 0, 0, 0]]]
+    alibi = make("alibi").position
+    row = mask(alibi, torch.tensor([4]), torch.arange(5))
+    assert row[0, 0].tolist() == [-1.0, -0.75, -0.5, -0.25, 0.0]
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_dense_bias_is_the_pointwise_law(name, fresh):
+    scheme = excite(make(name), fresh).position
+    q_pos, k_pos = torch.tensor([5, 9, 40]), torch.tensor([0, 3, 5, 9, 40])
+    dense = dense_bias(scheme, q_pos, k_pos)
+    assert dense.shape == (4, 3, 5) and dense.dtype == torch.float32
+    for h in range(4):
+        for a, i in enumerate(q_pos):
+            for b, j in enumerate(k_pos):
+                assert dense[h, a, b] == scheme.pair(torch.tensor(h), i, j)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_low_precision_keeps_positions_exact(name, fresh):
+    """A bfloat16 model at 4,096 positions against float64: angles, distances and biases stay float32."""
+    config = ModelConfig(n_layer=1, n_head=4, n_embd=32, block_size=4096)
+    scheme = excite(make(name, config), fresh).position
+    k_pos, q_pos = torch.arange(4096), torch.arange(4090, 4096)
+    q, k, v = (torch.randn(1, 4, n, 8, generator=fresh, dtype=torch.bfloat16) for n in (6, 4096, 4096))
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        scheme = scheme.to(torch.bfloat16)  # the same rounded parameters; positions may not follow them down
+        shared = share(scheme, q_pos, k_pos)
+        a, b = scheme.rotate(q.to(dtype), k.to(dtype), shared.ctx, 0)
+        found.append(attend(a, b, v.to(dtype), shared).double())
+    # the rest is the rounding of the inputs to 8 bits, not a wrong angle (which would be off by 0.1 and more)
+    assert (found[0] - found[1]).abs().max() < 0.03
+
+
+def test_dropout_is_applied_and_scaled(fresh):
+    """With rate 0.5 and values 1, the mean output stays 1 and single outputs do not."""
+    scheme = make("nope").position
+    pos = torch.arange(64)
+    q, k = (torch.zeros(8, 4, 64, 8) for _ in range(2))
+    for kernel in ("sdpa", "reference"):
+        y = attend(q, k, torch.ones(8, 4, 64, 8), share(scheme, pos, pos, kernel), dropout=0.5)
+        assert abs(y.mean() - 1) < 0.05 and y.std() > 0.1
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_values_are_not_rotated(kernel, fresh):
+    """Equal scores average the values as they are: RoPE turns queries and keys only."""
+    model = excite(make("rope", SMALL), fresh)
+    shared = share(model.position, torch.arange(16), torch.arange(16), kernel)
+    zero = torch.zeros(1, 4, 16, 8)
+    v = torch.randn(1, 4, 16, 8, generator=fresh)
+    q, k = model.position.rotate(zero, zero, shared.ctx, 0)
+    y = attend(q, k, v, shared)
+    torch.testing.assert_close(y[:, :, -1], v.mean(dim=2))
+
+
+def test_next_position_is_the_number_of_cached_tokens(fresh, monkeypatch):
+    """Decoding neither starts again at 0 nor counts the prompt twice."""
+    from gpt.cache import Cache
+
+    model = make("rope")
+    seen = []
+    prepare = model.position.prepare
+    monkeypatch.setattr(model.position, "prepare", lambda q, k: seen.append((q.tolist(), len(k))) or prepare(q, k))
+    cache = Cache(SMALL.n_layer)
+    with torch.no_grad():
+        for n in (3, 1, 2):
+            model(ids((1, n), fresh), cache=cache)
+    assert seen == [([0, 1, 2], 3), ([3], 4), ([4, 5], 6)]

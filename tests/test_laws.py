@@ -1,0 +1,156 @@
+"""The six laws that every position scheme keeps, on a small model in float32, with random weights and inputs."""
+
+import pytest
+import torch
+
+from gpt.attention import share
+from gpt.cache import Cache
+from gpt.position import SCHEMES
+from gpt.schema import ModelConfig
+from tests.helpers import SMALL, excite, ids, make
+
+L = SMALL.block_size
+
+
+def longest(model) -> int:
+    """Four training lengths, or as far as the scheme reaches."""
+    return min(4 * L, model.position.max_len or 4 * L)
+
+
+@pytest.fixture(params=SCHEMES)
+def name(request):
+    return request.param
+
+
+def test_causality(name, fresh):
+    """Changing token t + 1 leaves the logits up to t bit-identical, and moves a later one."""
+    model = excite(make(name), fresh)
+    T = longest(model)
+    a = ids((2, T), fresh)
+    for t in {0, T // 2, T - 2}:
+        b = a.clone()
+        b[:, t + 1] = (b[:, t + 1] + 1) % model.vocab_size
+        with torch.no_grad():
+            before, after = model(a)[0], model(b)[0]
+        assert torch.equal(before[:, : t + 1], after[:, : t + 1])
+        assert not torch.equal(before[:, t + 1 :], after[:, t + 1 :])
+
+
+@pytest.mark.parametrize("chunks", [[1] * 20, [7, 1, 1, 11], [20]])
+def test_cached_is_uncached(name, chunks, fresh):
+    """Prefill, chunks and one by one give the logits of a single forward, across the training length too."""
+    model = excite(make(name), fresh)
+    T = min(sum(chunks), longest(model))
+    x = ids((2, T), fresh)
+    cache, parts, start = Cache(SMALL.n_layer), [], 0
+    with torch.no_grad():
+        whole = model(x)[0]
+        for n in chunks:
+            if start < T:
+                parts.append(model(x[:, start : start + n], cache=cache)[0])
+            start += n
+    assert cache.length == T
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-4, rtol=2e-4)
+
+
+def test_history_independence(name, fresh):
+    """The loss at L is the same before and after a forward at 4 L, and a training step right after works."""
+    model = excite(make(name), fresh)
+    short, long = ids((2, L), fresh), ids((2, longest(model)), fresh)
+    with torch.no_grad():
+        first = model(short, short)[1]
+        model(long, long)
+        again = model(short, short)[1]
+    assert torch.equal(first, again)
+    model.train()
+    loss = model(short, short)[1]
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), first)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_prefix(name, fresh):
+    """The logits of the first L tokens do not depend on what follows, nor on how much."""
+    model = excite(make(name), fresh)
+    x = ids((2, longest(model)), fresh)
+    with torch.no_grad():
+        long = model(x)[0]
+        for T in (1, L // 2, L):
+            torch.testing.assert_close(model(x[:, :T])[0], long[:, :T], atol=2e-4, rtol=2e-4)
+
+
+def test_liveness(name, fresh):
+    """Permuting the prefix changes the last logit of a one-layer model, for every scheme but nope."""
+    one = ModelConfig(n_layer=1, n_head=4, n_embd=32, block_size=16)
+    model = excite(make(name, one), fresh)
+    x = torch.arange(L).unsqueeze(0)
+    order = torch.cat((torch.arange(L - 1).flip(0), torch.tensor([L - 1])))
+    with torch.no_grad():
+        change = (model(x)[0][:, -1] - model(x[:, order])[0][:, -1]).abs().max()
+    assert (change > 1e-3) == (name != "nope"), change
+
+
+def test_other_scheme_other_logits(name, fresh):
+    """Two schemes with the same weights do not agree: a scheme that does nothing would."""
+    x = ids((2, L), fresh)
+    with torch.no_grad():
+        model = excite(make(name), torch.Generator().manual_seed(1))
+        for other in SCHEMES:
+            second = excite(make(other), torch.Generator().manual_seed(1))
+            same = torch.allclose(model(x)[0], second(x)[0], atol=1e-4)
+            assert same == (name == other), f"{name} and {other}"
+
+
+@pytest.mark.parametrize("shift", [1, 1000])
+def test_translation(name, shift, fresh):
+    """A relative scheme scores p and p + shift alike; an absolute one must not."""
+    model = excite(make(name), fresh)
+    n = longest(model) if model.position.max_len is None else L - shift
+    if n < 2:
+        return  # a learned table of L rows cannot be read 1000 further; shift 1 shows that it is absolute
+    x = ids((2, n), fresh)
+    with torch.no_grad():
+        here, there = model(x)[0], model(x, offset=shift)[0]
+    if model.position.relative:
+        torch.testing.assert_close(there, here, atol=5e-3, rtol=5e-3)
+    else:
+        assert (there - here).abs().max() > 1e-2
+
+
+def test_layer_pattern(name, fresh):
+    """A layer marked N computes what nope computes; PN is neither all P nor all N."""
+    two = ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)
+    x = ids((2, L), fresh)
+    found = {}
+    for pattern in ("P", "N", "PN", "NP"):
+        model = excite(make(name, two, layers=pattern), torch.Generator().manual_seed(3))
+        with torch.no_grad():
+            found[pattern] = model(x)[0]
+    acts_in_layers = name in ("rope", "alibi", "t5")
+    for a, b in (("P", "N"), ("P", "PN"), ("P", "NP"), ("PN", "NP")):
+        assert torch.allclose(found[a], found[b]) != acts_in_layers
+    if acts_in_layers:
+        nope = excite(make("nope", two), torch.Generator().manual_seed(3))
+        with torch.no_grad():
+            torch.testing.assert_close(found["N"], nope(x)[0])
+
+
+def test_bias_is_made_once_a_forward(name, fresh, monkeypatch):
+    """All layers share one mask and one preparation."""
+    calls = []
+    model = excite(make(name), fresh)
+    prepare = model.position.prepare
+    monkeypatch.setattr(model.position, "prepare", lambda *a: calls.append("prepare") or prepare(*a))
+    if model.position.pair is not None:
+        pair = model.position.pair
+        monkeypatch.setattr(model.position, "pair", lambda *a: calls.append("pair") or pair(*a))
+    model(ids((1, L), fresh))
+    assert sorted(set(calls)) == sorted(calls)
+
+
+def test_kernels_get_no_mask_where_causal_says_it_all():
+    """The fast kernel is lost as soon as a mask is passed, so plain schemes pass none."""
+    pos = torch.arange(L)
+    for name in SCHEMES:
+        masks = share(make(name).position, pos, pos).masks
+        assert (masks[True] is None) == (name not in ("alibi", "t5"))

@@ -1,0 +1,259 @@
+"""Exact values of each scheme, from the papers' formulas and the authors' code."""
+
+import math
+
+import pytest
+import torch
+
+from gpt.errors import ConfigError, LengthError
+from gpt.position import SCHEMES, build_position, scheme
+from gpt.position.alibi import slopes
+from gpt.position.rope import frequencies, rotate_pairs, rotation
+from gpt.position.sinusoidal import encoding
+from gpt.position.t5 import bucket
+from gpt.schema import ModelConfig
+from tests.helpers import SMALL, excite, ids, make
+
+GPT2 = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
+
+
+@pytest.mark.parametrize(
+    "name, count", [("nope", 0), ("learned", 786_432), ("sinusoidal", 1), ("rope", 0), ("alibi", 0), ("t5", 384)]
+)
+def test_parameter_table_at_gpt2(name, count):
+    with torch.device("meta"):
+        position = build_position(SCHEMES[name].Config(name=name), GPT2)
+    assert sum(p.numel() for p in position.parameters()) == count
+
+
+def test_every_scheme_has_its_yaml():
+    """The table of schemes, their files and their names are one list."""
+    from pathlib import Path
+
+    import yaml
+
+    folder = Path(__file__).parents[1] / "configs" / "position"
+    files = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yaml")}
+    assert set(files) == set(SCHEMES)
+    for name, values in files.items():
+        assert values.pop("name") == name
+        assert scheme(name).Config(name=name, **values) == scheme(name).Config(name=name)
+
+
+# ALiBi
+
+
+@pytest.mark.parametrize(
+    "heads, expected",
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (4, [0.25, 0.0625, 0.015625, 0.00390625]),
+        (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
+        (8, [2**-h for h in range(1, 9)]),
+        (12, [*(2**-h for h in range(1, 9)), 0.70711, 0.35355, 0.17678, 0.08839]),
+    ],
+)
+def test_alibi_slopes_are_those_of_the_authors_code(heads, expected):
+    assert slopes(heads) == pytest.approx(expected, abs=5e-6)
+
+
+def test_alibi_bias_is_zero_on_the_diagonal_and_falls_with_distance():
+    position = build_position(SCHEMES["alibi"].Config(name="alibi"), ModelConfig(n_head=8, n_embd=64))
+    for h, slope in enumerate(slopes(8)):
+        found = [float(position.pair(torch.tensor(h), torch.tensor(1003), torch.tensor(1003 - d))) for d in range(4)]
+        assert found == pytest.approx([-slope * d for d in range(4)])
+
+
+def test_alibi_row_constant_is_invisible(fresh):
+    """m j and -m (i - j) differ by a constant in each row and give the same attention."""
+    scores = torch.randn(4, 12, 12, generator=fresh)
+    m, i, j = torch.tensor(slopes(4)).view(4, 1, 1), torch.arange(12).view(-1, 1), torch.arange(12)
+    future = (j > i) * -1e9
+    torch.testing.assert_close(
+        (scores + m * j + future).softmax(-1), (scores - m * (i - j) + future).softmax(-1), atol=1e-6, rtol=1e-5
+    )
+
+
+# T5
+
+
+def test_t5_buckets_are_exact():
+    """First distance of each causal bucket: 0 to 15 alone, then logarithmic; the last begins at 113, not 128."""
+    starts = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    found = bucket(torch.arange(4096))
+    expected = [max(b for b, start in enumerate(starts) if start <= d) for d in range(4096)]
+    assert found.tolist() == expected
+    assert bucket(torch.tensor([-1, -200])).tolist() == [0, 0]
+
+
+def test_t5_is_shared_by_all_layers_and_keeps_the_scale(fresh):
+    model = excite(make("t5"), fresh)
+    assert [name for name, _ in model.named_parameters() if "position" in name] == ["position.bias"]
+    table = model.position.bias
+    found = model.position.pair(torch.tensor(2), torch.tensor(500), torch.tensor(500 - 87))
+    assert found == table[29, 2]
+
+
+# Sinusoidal
+
+
+def test_sinusoidal_table():
+    expected = [
+        [0, 1, 0, 1, 0, 1, 0, 1],
+        [0.841471, 0.540302, 0.099833, 0.995004, 0.01, 0.99995, 0.001, 1.0],
+        [0.909297, -0.416147, 0.198669, 0.980067, 0.019999, 0.9998, 0.002, 0.999998],
+    ]
+    torch.testing.assert_close(encoding(torch.arange(3), 8, 10000.0), torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width, product", [(8, 2.563718), (512, 231.733620), (768, 347.959012)])
+def test_sinusoidal_products_depend_on_the_difference(width, product):
+    code = encoding(torch.arange(128), width, 10000.0).double()
+    for a, b in ((3, 5), (10, 12), (100, 102)):
+        assert float(code[a] @ code[b]) == pytest.approx(product, abs=2e-3 * width / 512)
+    norms = code.norm(dim=1)
+    torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(width / 2)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("width", [128, 768])
+def test_sinusoidal_does_not_drown_the_embeddings(width):
+    """At amplitude 1 the codes are sqrt(width) times as long as here."""
+    config = ModelConfig(n_layer=1, n_head=4, n_embd=width, block_size=64)
+    model = make("sinusoidal", config)
+    zero = torch.zeros(1, 64, width)
+    code = model.position.embed(zero, torch.arange(64)).norm(dim=-1).mean().item()
+    token = model.wte.weight.norm(dim=-1).mean().item()
+    assert code == pytest.approx(math.sqrt(0.5), abs=1e-3) and code < 4 * token
+    fixed = make("sinusoidal", config, scale="fixed")
+    assert not list(fixed.position.parameters())
+    assert fixed.position.embed(zero, torch.arange(64)).norm(dim=-1).mean().item() == pytest.approx(code)
+
+
+# RoPE
+
+
+def test_rope_frequencies():
+    for width, last in ((8, 1e-3), (64, 1.3335e-4), (128, 1.1548e-4)):
+        found = frequencies(width, 10000.0)
+        assert found[0] == 1 and float(found[-1]) == pytest.approx(last, rel=1e-4)
+        expected = [10000.0 ** (-2 * r / width) for r in range(width // 2)]
+        torch.testing.assert_close(found, torch.tensor(expected), atol=0, rtol=1e-5)
+
+
+def test_rope_is_a_rotation_of_pairs(fresh):
+    """Pair (2r, 2r + 1) at position i turns by i base^(-2r/d): against sines and cosines in float64, pair by pair."""
+    d, T = 8, 50
+    x = torch.randn(2, 3, T, d, generator=fresh)
+    found = rotate_pairs(x, rotation(torch.arange(T), frequencies(d, 100.0)))
+    for i in range(T):
+        for r in range(d // 2):
+            angle = i * 100.0 ** (-2 * r / d)
+            a, b = x[..., i, 2 * r].double(), x[..., i, 2 * r + 1].double()
+            torch.testing.assert_close(
+                found[..., i, 2 * r].double(), a * math.cos(angle) - b * math.sin(angle), atol=1e-4, rtol=0
+            )
+            torch.testing.assert_close(
+                found[..., i, 2 * r + 1].double(), a * math.sin(angle) + b * math.cos(angle), atol=1e-4, rtol=0
+            )
+    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
+
+
+def test_rope_complex_path_equals_the_real_one(fresh):
+    """The CPU's fast product of complex numbers against cosine and sine, forward and gradient."""
+    pos, turns = torch.arange(40) + 4000, frequencies(16, 10000.0)
+    fast = rotation(pos, turns)
+    slow = torch.stack((fast.real, fast.imag), dim=-1)
+    assert fast.is_complex() and not slow.is_complex()
+    weights = torch.randn(2, 3, 40, 16, generator=fresh)
+    found = []
+    for turn in (fast, slow):
+        x = torch.randn(2, 3, 40, 16, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        y = rotate_pairs(x, turn)
+        (y * weights).sum().backward()
+        found.append((y.detach(), x.grad))
+    torch.testing.assert_close(*found)
+
+
+def test_rope_scores_depend_on_the_difference(fresh):
+    q, k = (torch.randn(1, 1, 1, 64, generator=fresh, dtype=torch.float64) for _ in range(2))
+    turns = frequencies(64, 10000.0)
+
+    def score(i, j):
+        a, b = (rotation(torch.tensor([p]), turns) for p in (i, j))
+        return float((rotate_pairs(q, a).double() * rotate_pairs(k, b).double()).sum())
+
+    for i, j in ((5, 2), (100, 3)):
+        for c in (1, 17, 300):
+            assert score(i + c, j + c) == pytest.approx(score(i, j), abs=1e-3)
+    assert abs(score(5, 2) - score(5, 3)) > 1e-3
+
+
+def test_rope_angles_stay_exact_far_out():
+    """float32 cosines against float64 at 4,096 positions (in bfloat16 they are off by 0.1 from position 58 on)."""
+    pos = torch.arange(4096)
+    found = rotation(pos, frequencies(64, 10000.0))
+    exact = pos.double().unsqueeze(1) * torch.tensor([10000.0 ** (-2 * r / 64) for r in range(32)], dtype=torch.float64)
+    assert (found.real - exact.cos()).abs().max() < 2e-3 and (found.imag - exact.sin()).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("width", [1, 5, 65])
+def test_rope_refuses_odd_widths(width):
+    model = ModelConfig(n_layer=1, n_head=2, n_embd=2 * width, block_size=8)
+    with pytest.raises(ConfigError, match=f"model.n_embd.*{width}"):
+        SCHEMES["rope"].Config(name="rope").check(model)
+
+
+def test_sinusoidal_refuses_odd_widths():
+    with pytest.raises(ConfigError, match="n_embd: got 5"):
+        SCHEMES["sinusoidal"].Config(name="sinusoidal").check(ModelConfig(n_layer=1, n_head=1, n_embd=5))
+
+
+# learned
+
+
+def test_learned_refuses_what_its_table_lacks(fresh):
+    model = make("learned")
+    model(ids((1, 16), fresh))
+    with pytest.raises(LengthError, match="17 tokens, its table has 16 rows"):
+        model(ids((1, 17), fresh))
+
+
+def test_learned_overflow_policies(fresh):
+    table = torch.arange(4.0).unsqueeze(1) * torch.tensor([1.0, 10.0])
+    found = {}
+    for policy in ("clamp", "wrap", "interpolate"):
+        position = make("learned", ModelConfig(n_layer=1, n_head=1, n_embd=2, block_size=4), overflow=policy).position
+        with torch.no_grad():
+            position.table.copy_(table)
+        assert torch.equal(position.lookup(torch.arange(4)), table)  # inside the table nothing changes
+        assert position.max_len is None
+        found[policy] = position.lookup(torch.arange(8))[:, 0].tolist()
+    assert found["clamp"] == [0, 1, 2, 3, 3, 3, 3, 3]
+    assert found["wrap"] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert found["interpolate"] == [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]
+
+
+def test_interpolation_refuses_a_cache_it_would_invalidate(fresh):
+    from gpt.cache import Cache
+
+    model = make("learned", overflow="interpolate")
+    cache = Cache(SMALL.n_layer)
+    with torch.no_grad():
+        model(ids((1, 16), fresh), cache=cache)
+        with pytest.raises(LengthError, match="interpolate.*cache"):
+            model(ids((1, 1), fresh), cache=cache)
+
+
+# nope
+
+
+def test_one_causal_layer_without_positions_is_blind_to_order_and_two_are_not(fresh):
+    """Claim C03: the mask alone tells order, but only from the second layer on."""
+    x = torch.arange(16).unsqueeze(0)
+    order = torch.cat((torch.randperm(15, generator=fresh), torch.tensor([15])))
+    for layers, blind in ((1, True), (2, False)):
+        model = excite(make("nope", ModelConfig(n_layer=layers, n_head=4, n_embd=32, block_size=16)), fresh).double()
+        with torch.no_grad():
+            change = (model(x)[0][:, -1] - model(x[:, order])[0][:, -1]).abs().max()
+        assert (change < 1e-9) == blind

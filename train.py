@@ -1,0 +1,148 @@
+"""Train one GPT, or a sweep of them; the whole story, top to bottom.
+
+python train.py position=rope
+python train.py -m position=learned,rope,alibi seed=0,1,2 sweep=pos
+torchrun --nproc-per-node=2 train.py position=rope
+"""
+
+import math
+from dataclasses import replace
+
+from gpt import cli
+
+
+def final(values: dict, overrides: list[str]):
+    """Composed values -> the checked configuration, with the run's name. The same for one run and for a sweep's."""
+    from gpt.config import load, plain
+    from gpt.errors import ConfigError
+    from gpt.run import folder_name
+
+    for override in overrides:
+        if override.lstrip("+").startswith("position.name="):  # the keys would stay those of another scheme
+            raise ConfigError("position.name", override.split("=")[1], "position=<scheme>, which brings its own keys")
+    config = load(values)
+    return replace(config, name=folder_name(plain(config), overrides))
+
+
+def main(values: dict, overrides: list[str]) -> int:
+    import torch
+
+    from gpt import checkpoint, runtime
+    from gpt.config import plain
+    from gpt.data import batch, prepare
+    from gpt.evaluate import validation_loss
+    from gpt.model import GPT
+    from gpt.optim import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+    from gpt.progress import Clock, Progress
+    from gpt.restore import check_corpus, describe, load_weights
+    from gpt.run import Follower, Run
+
+    config = final(values, overrides)
+    L, steps, every = config.model.block_size, config.train.steps, config.train
+    rt = runtime.start(config.runtime)
+    share = rt.share(every.batch_size)  # sequences of each micro-step that are this process's
+
+    with (Run if rt.main else Follower)(plain(config)) as run:
+        decision = rt.agree(run.decision)
+        if decision == "skip":
+            run.say(f"{run.folder}: done already")
+            return run.exit_code
+
+        # the text, the model, the optimizer
+        corpus = rt.first(lambda: prepare(config.data, config.tokenizer, log=run.say))
+        model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
+        model.kernel = config.runtime.attention
+        optimizer = build_optimizer(model, config.optim)
+        step, best = 0, None  # steps done; the checkpointed step with the lowest validation loss
+        if decision == "resume":
+            saved = checkpoint.latest(run.checkpoints, log=run.say)
+            check_corpus(saved, corpus)
+            load_weights(model, saved)
+            restore_optimizer(optimizer, model, saved.optimizer_state())
+            step, best = saved.step, saved.state["best"]
+            run.resume_at(step)
+        if rt.main:
+            checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
+        forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)
+        count = model.count_parameters()
+        tokens_a_step = every.batch_size * every.accumulate * L
+        run.note(device=str(rt.device), threads=torch.get_num_threads(), parameters=count, tokens_a_step=tokens_a_step)
+        run.say(
+            f"{run.folder}: {count['total']:,} parameters, {count['position']:,} of them position; "
+            f"{tokens_a_step:,} tokens a step on {rt.device} in {str(rt.dtype).removeprefix('torch.')}"
+            + (f"; going on after step {step}" if step else "")
+        )
+
+        def validate() -> float | None:
+            loss = None
+            if rt.main:
+                loss = validation_loss(model, corpus.val, every.eval_tokens, rt)
+            rt.barrier()
+            return loss
+
+        def save(val_loss: float | None) -> None:
+            nonlocal best
+            if val_loss is not None and (best is None or val_loss < best["val_loss"]):
+                best = {"step": step, "val_loss": val_loss}
+            if rt.main:
+                state = describe(plain(config), corpus) | {"tokens": step * tokens_a_step, "best": best}
+                tensors = optimizer_tensors(optimizer, model)
+                checkpoint.save(run.checkpoints, step, model.state_dict(), tensors, state)
+                checkpoint.prune(run.checkpoints, best and best["step"])
+            rt.barrier()
+
+        with Progress(config.name, step, steps, shown=rt.main) as progress:
+            run.say = progress.say
+            if step == 0:
+                val_loss = validate()
+                run.log(0, tokens=0, val_loss=val_loss)
+                progress.update(0, val_loss=val_loss)
+            clock, stop = Clock(), rt.agree(run.stop)
+            while step < steps and not stop:
+                # one step: a function of (seed, step) and the weights, so that a resumed run repeats a straight one
+                rate = learning_rate(step, steps, config.optim)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                runtime.seed_step(config.seed, step, rt.rank)
+                loss = torch.zeros((), device=rt.device)
+                for micro in range(every.accumulate):
+                    rows = range(micro * every.batch_size + share.start, micro * every.batch_size + share.stop)
+                    x, y = rt.to_device(*batch(corpus.train, L, config.seed, step, rows))
+                    with rt.gradients(forward, last=micro == every.accumulate - 1), rt.autocast():
+                        part = forward(x, y)[1] / every.accumulate
+                    part.backward()
+                    loss += part.detach()
+                loss = float(rt.mean(loss))
+                norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or math.inf))
+                runtime.check_finite(step + 1, loss=loss, grad_norm=norm)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                step += 1
+                clock.tokens += tokens_a_step
+
+                # what is due after it
+                values = {}
+                if step % every.log_every == 0 or step == steps:
+                    speed = clock.speed()
+                    values |= {"loss": loss, "lr": rate, "grad_norm": norm, "tokens_per_second": speed}
+                    values |= {"mfu": rt.mfu(model.flops_per_token(L) * speed), "memory": rt.peak_memory()}
+                if step % every.eval_every == 0 or step == steps:
+                    with clock.paused():
+                        values["val_loss"] = validate()
+                if values:
+                    run.log(step, tokens=step * tokens_a_step, **values)
+                    progress.update(step, **values)
+                stop = rt.agree(run.stop)
+                if step % every.checkpoint_every == 0 or step == steps or stop:
+                    with clock.paused():
+                        save(values.get("val_loss"))
+            if step == steps:
+                run.done(step)
+            else:
+                progress.say(f"{run.folder}: stopped after step {step}; the same command goes on from there")
+    runtime.stop(rt)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    cli.run("train", main, final)
