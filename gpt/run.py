@@ -396,7 +396,8 @@ def hold(folder: Path):
 def read_status(folder: Path) -> dict:
     """status.json, {} if there is none; a run whose process is gone is interrupted, whatever it last wrote."""
     status = read_json(Path(folder) / "status.json")
-    if status.get("status") == "running" and status.get("host") == socket.gethostname() and not alive(status.get("pid", 0)):
+    here = status.get("status") == "running" and status.get("host") == socket.gethostname()
+    if here and not alive(status.get("pid", 0)):
         status.update(status="interrupted", error=f"process {status['pid']} was killed")
     return status
 
