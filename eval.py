@@ -5,6 +5,7 @@ python eval.py checkpoint=runs/pos/rope-s0 factors=[1,2,8]
 """
 
 import sys
+import time
 
 from gpt import cli
 
@@ -27,14 +28,18 @@ def main(values: dict, overrides: list[str]) -> int:
     rows, failures = [], []
     with Progress("evaluating", 0, len(folders)) as progress:
         for done, folder in enumerate(folders, start=1):
+            began = time.perf_counter()
             try:
                 found = measure(resolve(folder, log=progress.say), config, rt, log=progress.say)
             except UserError as error:  # the other runs are measured all the same
                 failures.append(f"{folder}: {error}")
             else:
                 rows += found.rows
+                seconds = time.perf_counter() - began
                 mirror_evaluation(found.folder, found.new, log=progress.say)
-                progress.say(f"{found.folder}: {len(found.new)} of {len(found.rows)} rows measured now")
+                progress.say(
+                    f"{found.folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s"
+                )
             progress.update(done)
     if rows:
         Console().print(evaluation_table(rows))

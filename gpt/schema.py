@@ -7,6 +7,7 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -148,6 +149,20 @@ class AskedEval:
     stride: Count | None = None
 
 
+@dataclass(frozen=True, config=STRICT)
+class SampleConfig:
+    """What scripts/sample.py is asked for."""
+
+    checkpoint: Name  # a run's folder or a checkpoint's
+    prompt: str = ""  # empty: the separator between documents, or a line's end
+    tokens: Count = 300
+    temperature: NonNegative = 0.8  # 0: always the likeliest token
+    top_k: Count | None = None  # sample among the k likeliest
+    context: Annotated[int, Field(ge=2)] | None = None  # tokens the model sees at most; null: its training length
+    seed: Natural = 0
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+
+
 SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,
@@ -179,6 +194,18 @@ def build(cls: type, raw: object, key: str):
         raise ConfigError(f"{key}.{field}".lstrip("."), raw.get(field), allowed) from None
     except (TypeError, ValueError):
         raise ConfigError(key, raw, "plain numbers, texts, true or false, null and lists of these") from None
+
+
+def parse(cls: type, arguments: list[str]):
+    """A `cls` from key=value words; the values are YAML's, texts are taken as they are. Raises ConfigError."""
+    raw = {}
+    texts = {f.name for f in fields(cls) if f.type in (str, Name)}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ConfigError(argument, "no value", "key=value; the keys are " + ", ".join(f.name for f in fields(cls)))
+        raw[key] = value if key in texts else yaml.safe_load(value)
+    return build(cls, raw, "")
 
 
 def allowed_values(cls: type, field: str) -> str:
