@@ -21,20 +21,24 @@ BINS_PER_LENGTH = 16  # of the loss by position: bins in each stretch of L
 
 @dataclass(frozen=True)
 class Blocks:
-    """The validation text, cut: block b has the `length` targets after token b * length."""
+    """The validation text cut into blocks of `length` targets, and which of them are scored: `count` of `total`."""
 
     length: int  # targets a block, a multiple of every evaluation length
     count: int
-    dropped: int  # targets after the last block, never scored
+    total: int
+    dropped: int  # targets of the text that are not scored
 
     @property
-    def targets(self) -> int:
-        return self.length * self.count
+    def starts(self) -> np.ndarray:
+        """(count,) index of the token before each scored block's first target: spread evenly over the text."""
+        return np.arange(self.count) * self.total // self.count * self.length
 
 
 def cut(n_tokens: int, train_length: int, factors: Sequence[int], limit: int | None = None) -> Blocks:
-    """Blocks of F L targets, F the least common multiple of the factors (the largest, for powers of two), from the
-    start of a text of n_tokens, at most `limit` targets in all.
+    """Blocks of F L targets, F the least common multiple of the factors (the largest, for powers of two).
+
+    Of a text of n_tokens all whole blocks are scored, or as many as hold at most `limit` targets: then they are spread
+    evenly over the text, since its first files are no fair sample of it.
 
     Raises LengthError where the text is too short for one block, ConfigError where the limit is.
     """
@@ -44,8 +48,9 @@ def cut(n_tokens: int, train_length: int, factors: Sequence[int], limit: int | N
         raise LengthError(f"the validation split has {n_tokens} tokens, {length + 1} are needed for {length} targets")
     if limit is not None and limit < length:
         raise ConfigError("eval.tokens", limit, f"at least {length}, one block of the factors {list(factors)}")
-    count = min(available, limit or available) // length
-    return Blocks(length, count, available - count * length)
+    total = available // length
+    count = min(total, (limit or available) // length)
+    return Blocks(length, count, total, available - count * length)
 
 
 def fitting(n_tokens: int, train_length: int, factors: Sequence[int]) -> list[int]:
@@ -75,10 +80,10 @@ def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: in
 
 
 def validation_loss(model: GPT, tokens: np.ndarray, limit: int, runtime: Runtime) -> float:
-    """Loss at the training length (disjoint, factor 1) on the first targets of a text: what training reports."""
+    """Loss at the training length (disjoint, factor 1) on at most `limit` targets of a text: what training reports."""
     L = model.config.block_size
     blocks = cut(len(tokens), L, [1], max(L, limit))
-    return float(window_losses(model, tokens, np.arange(blocks.count) * L, L, L, runtime).mean())
+    return float(window_losses(model, tokens, blocks.starts, L, L, runtime).mean())
 
 
 def disjoint(
@@ -88,13 +93,12 @@ def disjoint(
     L = model.config.block_size
     length = factor * L
     model.check_length(length)
-    starts = np.arange(blocks.targets // length) * length
+    starts = (blocks.starts[:, None] + np.arange(0, blocks.length, length)).ravel()
     began = time.perf_counter()
     losses = window_losses(model, tokens, starts, length, length, runtime)
     seconds = time.perf_counter() - began
 
-    targets = np.asarray(tokens[1 : blocks.targets + 1])
-    row = statistics(losses.reshape(blocks.count, -1), targets, token_bytes)
+    row = statistics(losses.reshape(blocks.count, -1), targets_before(tokens, starts + length, length), token_bytes)
     tail = losses[:, L:] if factor > 1 else None
     edges = np.unique(np.linspace(0, length, BINS_PER_LENGTH * factor + 1).round().astype(int))
     by_position = losses.mean(axis=0)
@@ -116,18 +120,22 @@ def sliding(
     """
     length = factor * model.config.block_size
     model.check_length(length)
-    ends = (np.arange(blocks.count) + 1) * blocks.length
+    ends = blocks.starts + blocks.length
     began = time.perf_counter()
     losses = window_losses(model, tokens, ends - length, length, stride, runtime)
     seconds = time.perf_counter() - began
-    targets = np.stack([np.asarray(tokens[end - stride + 1 : end + 1]) for end in ends])
-    return statistics(losses, targets, token_bytes) | {
+    return statistics(losses, targets_before(tokens, ends, stride), token_bytes) | {
         "tail_loss": None,
         "tail_loss_se": None,
         "position_curve": None,
         "position_bins": None,
         "tokens_per_second": blocks.count * length / seconds,
     }
+
+
+def targets_before(tokens: np.ndarray, ends: np.ndarray, n: int) -> np.ndarray:
+    """(len(ends), n) ids of the last n targets of windows whose inputs end before token `ends`."""
+    return np.stack([np.asarray(tokens[end - n + 1 : end + 1]) for end in ends])
 
 
 def statistics(losses: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> dict:

@@ -33,10 +33,13 @@ def uniform(name="alibi"):
 
 
 def test_blocks_by_hand():
-    assert cut(203, 8, [1, 2, 4]) == Blocks(length=32, count=6, dropped=10)  # 202 targets, 6 * 32 = 192
-    assert cut(203, 8, [1, 2, 4], limit=100) == Blocks(32, 3, 106)
-    assert cut(33, 8, [4]) == Blocks(32, 1, 0)
-    assert cut(203, 8, [1, 2, 3]) == Blocks(48, 4, 10)  # 3 is no multiple of 2: blocks of 6 L serve all three
+    assert cut(203, 8, [1, 2, 4]) == Blocks(length=32, count=6, total=6, dropped=10)  # 202 targets, 6 * 32 = 192
+    assert cut(203, 8, [1, 2, 4]).starts.tolist() == [0, 32, 64, 96, 128, 160]
+    assert cut(203, 8, [1, 2, 4], limit=100) == Blocks(32, 3, 6, 106)
+    assert cut(203, 8, [1, 2, 4], limit=100).starts.tolist() == [0, 64, 128]
+    assert cut(203, 8, [1, 2, 4], limit=128).starts.tolist() == [0, 32, 96, 128]
+    assert cut(33, 8, [4]) == Blocks(32, 1, 1, 0)
+    assert cut(203, 8, [1, 2, 3]) == Blocks(48, 4, 4, 10)  # 3 is no multiple of 2: blocks of 6 L serve all three
     with pytest.raises(LengthError, match="32 tokens, 33 are needed"):
         cut(32, 8, [4])
     with pytest.raises(ConfigError, match="eval.tokens: got 31, allowed: at least 32"):
@@ -96,6 +99,24 @@ def test_disjoint_is_a_hand_written_sum(tokens, name, fresh):
             assert found == pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
+def test_a_limit_spreads_the_blocks_over_the_text(tokens, fresh):
+    """Blocks 0, 2 and 4 of 6, at every factor and in both protocols."""
+    model = excite(make("rope", MODEL), fresh)
+    blocks = cut(len(tokens), L, [1, 2, 4], limit=100)
+    for factor in (1, 2, 4):
+        length = factor * L
+        starts = [block + n for block in (0, 64, 128) for n in range(0, 32, length)]
+        flat = [loss for start in starts for loss in one_by_one(model, tokens, start, length)]
+        row = disjoint(model, tokens, blocks, factor, np.arange(VOCAB), CPU)
+        assert row["loss"] == pytest.approx(sum(flat) / 96, abs=1e-4) and row["n_targets"] == 96
+        targets = [int(tokens[s + n]) for s in (0, 64, 128) for n in range(1, 33)]
+        assert row["n_bytes"] == sum(targets)
+        ends = [sum(one_by_one(model, tokens, s + 32 - length, length)[-3:]) for s in (0, 64, 128)]
+        row = sliding(model, tokens, blocks, factor, 3, np.arange(VOCAB), CPU)
+        assert row["loss"] == pytest.approx(sum(ends) / 9, abs=1e-4)
+        assert row["n_bytes"] == sum(int(tokens[s + n]) for s in (0, 64, 128) for n in (30, 31, 32))
+
+
 @pytest.mark.parametrize("stride", [1, 4, 8])
 def test_sliding_is_a_hand_written_sum(tokens, stride, fresh):
     """The last `stride` targets of each block, each with at least f L - stride tokens of its block before it."""
@@ -136,7 +157,7 @@ def test_a_block_never_mixes_with_its_neighbour(tokens, fresh):
     model = excite(make("nope", MODEL), fresh)
     other = tokens.copy()
     other[:32] = torch.randint(0, VOCAB, (32,), generator=fresh).numpy()
-    one = Blocks(32, 1, 0)
+    one = Blocks(32, 1, 1, 0)
     for f in (1, 2, 4):
         for run in (
             lambda t, f: disjoint(model, t, one, f, ONE_BYTE, CPU),
