@@ -26,22 +26,20 @@ class Shared:
     ctx: object  # what the scheme prepared
     q_pos: Tensor  # (Tq,) int64
     k_pos: Tensor  # (Tk,) int64
-    n_cached: int  # keys before the first query
     masks: dict[bool, Tensor | None]  # with and without the scheme: additive (H or 1, Tq, Tk) float32, None: causal
     kernel: str
+    visible: object = None  # FlexAttention's own form of the causal mask
 
 
 def share(position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", patterned: bool = True) -> Shared:
     """Prepare one forward; `patterned` asks for the mask of layers without position too."""
-    n_cached = len(k_pos) - len(q_pos)
     with torch.autocast(q_pos.device.type, enabled=False):
         ctx = position.prepare(q_pos, k_pos)
-        if kernel == "flex":  # computes pair and mask itself
-            masks = {True: None, False: None}
-        else:
-            masks = {True: mask(position, q_pos, k_pos)}
-            masks[False] = masks[True] if position.pair is None else mask(None, q_pos, k_pos) if patterned else None
-    return Shared(position, ctx, q_pos, k_pos, n_cached, masks, kernel)
+        if kernel == "flex":  # calls pair itself
+            return Shared(position, ctx, q_pos, k_pos, {}, kernel, causal_blocks(q_pos, k_pos))
+        masks = {True: mask(position, q_pos, k_pos)}
+        masks[False] = masks[True] if position.pair is None else mask(None, q_pos, k_pos) if patterned else None
+    return Shared(position, ctx, q_pos, k_pos, masks, kernel)
 
 
 def mask(position: Position | None, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
@@ -67,11 +65,11 @@ def dense_bias(position: Position, q_pos: Tensor, k_pos: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool = True, dropout: float = 0.0) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias, causal) v: q (B, H, Tq, d), k and v (B, H, Tk, d) -> (B, H, Tq, d)."""
+    if shared.kernel == "flex":
+        return attend_flex(q, k, v, shared, positioned)
     mask = shared.masks[positioned]
     if shared.kernel == "reference":
         return attend_reference(q, k, v, mask, dropout)
-    if shared.kernel == "flex":
-        return attend_flex(q, k, v, shared, positioned)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
     if q.dtype != torch.float32 and q.is_cpu:
@@ -96,19 +94,21 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropo
 
 def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool) -> Tensor:
     """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel, no (Tq, Tk) tensor anywhere."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    q_pos, k_pos, n_cached = shared.q_pos, shared.k_pos, shared.n_cached
+    q_pos, k_pos = shared.q_pos, shared.k_pos
     pair = shared.position.pair if positioned else None
 
     def score(s, batch, head, i, j):
         return s if pair is None else s + pair(head, q_pos[i], k_pos[j])
 
-    def visible(batch, head, i, j):
-        return j <= i + n_cached
+    return flex_kernel(q.is_cuda)(q, k, v, score_mod=score, block_mask=shared.visible)
 
-    block_mask = create_block_mask(visible, None, None, q.shape[2], k.shape[2], device=str(q.device))
-    return flex_kernel(q.is_cuda)(q, k, v, score_mod=score, block_mask=block_mask)
+
+def causal_blocks(q_pos: Tensor, k_pos: Tensor):
+    """The causal mask as FlexAttention wants it, bottom-right aligned; queries and keys by index."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    Tq, Tk = len(q_pos), len(k_pos)
+    return create_block_mask(lambda b, h, i, j: j <= i + (Tk - Tq), None, None, Tq, Tk, device=str(q_pos.device))
 
 
 @functools.cache

@@ -73,7 +73,7 @@ def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: in
         with torch.inference_mode(), runtime.autocast():
             for n in range(0, len(starts), batch):
                 x, y = runtime.to_device(*window(tokens, starts[n : n + batch], length))
-                found[n : n + batch] = model.losses(x, y, last).double().cpu().numpy()
+                found[n : n + batch] = model.losses(x, y, last).cpu().numpy()
     finally:
         model.train(was_training)
     return found
