@@ -429,20 +429,8 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("dat
     Prepared tokens whose source is gone are still used, with a notice. Processes that prepare the same wait for each
     other. Raises ConfigError for a key, DataError for a text that cannot be used.
     """
-    from data import CORPORA
-
-    if data.name not in CORPORA:
-        raise ConfigError("data.name", data.name, " | ".join(CORPORA))
-    default = {f.name: f.default for f in fields(DataConfig)}["val_fraction"]
-    held = "" if data.val_fraction == default else f"val{data.val_fraction:g}"
-    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer.name, held) if part)
-    folder = Path(root) / data.name / key
-
-    source, gone = None, None
-    try:
-        source = CORPORA[data.name].source(data)
-    except SourceGone as error:
-        gone = error
+    folder, source, gone = _locate(data, tokenizer, root)
+    key = folder.name
     corpus, why = _existing(folder, tokenizer, source)
     if corpus is not None:
         if gone:
@@ -475,6 +463,29 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("dat
             f"{folder}: cannot be prepared ({error.strerror or error}); make room or rights there"
         ) from None
     return corpus
+
+
+def check_source(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("data")) -> None:
+    """Raises what `prepare` would say about the keys and the place of the text, and writes nothing."""
+    folder, _, gone = _locate(data, tokenizer, root)
+    if gone and not folder.exists():
+        raise gone
+
+
+def _locate(data: DataConfig, tokenizer: TokenizerConfig, root: Path) -> tuple[Path, Source | None, SourceGone | None]:
+    """Where the corpus is prepared, and its source, or why there is none."""
+    from data import CORPORA
+
+    if data.name not in CORPORA:
+        raise ConfigError("data.name", data.name, " | ".join(CORPORA))
+    default = {f.name: f.default for f in fields(DataConfig)}["val_fraction"]
+    held = "" if data.val_fraction == default else f"val{data.val_fraction:g}"
+    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer.name, held) if part)
+    folder = Path(root) / data.name / key
+    try:
+        return folder, CORPORA[data.name].source(data), None
+    except SourceGone as error:
+        return folder, None, error
 
 
 def _existing(folder: Path, tokenizer: TokenizerConfig, source: Source | None) -> tuple[Corpus | None, str]:
