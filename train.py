@@ -14,6 +14,7 @@ from gpt import cli
 def final(values: dict, overrides: list[str]):
     """Composed values -> the checked configuration, with the run's name. The same for one run and for a sweep's."""
     from gpt.config import load, plain
+    from gpt.data import check_source
     from gpt.errors import ConfigError
     from gpt.run import folder_name
 
@@ -21,6 +22,7 @@ def final(values: dict, overrides: list[str]):
         if override.lstrip("+").startswith("position.name="):  # the keys would stay those of another scheme
             raise ConfigError("position.name", override.split("=")[1], "position=<scheme>, which brings its own keys")
     config = load(values)
+    check_source(config.data, config.tokenizer)
     return replace(config, name=folder_name(plain(config), overrides))
 
 
@@ -53,13 +55,13 @@ def main(values: dict, overrides: list[str]) -> int:
         model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
         model.kernel = config.runtime.attention
         optimizer = build_optimizer(model, config.optim)
-        step, best = 0, None  # steps done; the checkpointed step with the lowest validation loss
+        step, tokens, best = 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
         if decision == "resume":
             saved = checkpoint.latest(run.checkpoints, log=run.say)
             check_corpus(saved, corpus)
             load_weights(model, saved)
             restore_optimizer(optimizer, model, saved.optimizer_state())
-            step, best = saved.step, saved.state["best"]
+            step, tokens, best = saved.step, saved.state["tokens"], saved.state["best"]
             run.resume_at(step)
         if rt.main:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
@@ -73,11 +75,9 @@ def main(values: dict, overrides: list[str]) -> int:
             + (f"; going on after step {step}" if step else "")
         )
 
-        def validate() -> float | None:
-            loss = None
-            if rt.main:
-                loss = validation_loss(model, corpus.val, every.eval_tokens, rt)
-            rt.barrier()
+        def validate() -> float:
+            loss = rt.agree(validation_loss(model, corpus.val, every.eval_tokens, rt) if rt.main else None)
+            runtime.check_finite(step, val_loss=loss)
             return loss
 
         def save(val_loss: float | None) -> None:
@@ -85,7 +85,7 @@ def main(values: dict, overrides: list[str]) -> int:
             if val_loss is not None and (best is None or val_loss < best["val_loss"]):
                 best = {"step": step, "val_loss": val_loss}
             if rt.main:
-                state = describe(plain(config), corpus) | {"tokens": step * tokens_a_step, "best": best}
+                state = describe(plain(config), corpus) | {"tokens": tokens, "best": best}
                 tensors = optimizer_tensors(optimizer, model)
                 checkpoint.save(run.checkpoints, step, model.state_dict(), tensors, state)
                 checkpoint.prune(run.checkpoints, best and best["step"])
@@ -95,7 +95,7 @@ def main(values: dict, overrides: list[str]) -> int:
             run.say = progress.say
             if step == 0:
                 val_loss = validate()
-                run.log(0, tokens=0, val_loss=val_loss)
+                run.log(0, tokens=0, loss=None, lr=None, grad_norm=None, tokens_per_second=None, val_loss=val_loss)
                 progress.update(0, val_loss=val_loss)
             clock, stop = Clock(), rt.agree(run.stop)
             while step < steps and not stop:
@@ -117,20 +117,21 @@ def main(values: dict, overrides: list[str]) -> int:
                 runtime.check_finite(step + 1, loss=loss, grad_norm=norm)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                step += 1
+                step, tokens = step + 1, tokens + tokens_a_step
                 clock.tokens += tokens_a_step
 
                 # what is due after it
                 values = {}
-                if step % every.log_every == 0 or step == steps:
+                look = step % every.eval_every == 0 or step == steps
+                if look or step % every.log_every == 0:
                     speed = clock.speed()
                     values |= {"loss": loss, "lr": rate, "grad_norm": norm, "tokens_per_second": speed}
                     values |= {"mfu": rt.mfu(model.flops_per_token(L) * speed), "memory": rt.peak_memory()}
-                if step % every.eval_every == 0 or step == steps:
+                if look:
                     with clock.paused():
                         values["val_loss"] = validate()
                 if values:
-                    run.log(step, tokens=step * tokens_a_step, **values)
+                    run.log(step, tokens=tokens, **values)
                     progress.update(step, **values)
                 stop = rt.agree(run.stop)
                 if step % every.checkpoint_every == 0 or step == steps or stop:

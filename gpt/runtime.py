@@ -69,7 +69,7 @@ class Runtime:
         own = batch_size // self.world
         return range(self.rank * own, (self.rank + 1) * own)
 
-    def agree(self, value: int | str | None) -> int | str | None:
+    def agree(self, value: float | str | None) -> float | str | None:
         """What process 0 says, in all of them."""
         if self.world == 1:
             return value
@@ -174,6 +174,6 @@ def check_finite(step: int, **values: float) -> None:
     if not all(map(math.isfinite, values.values())):
         found = ", ".join(f"{key} is {value}" for key, value in values.items())
         raise NonFiniteError(
-            f"step {step}: {found}; the weights are those of the step before and the last checkpoint is kept; "
+            f"step {step}: {found}; nothing of it is saved, the last checkpoint is kept; "
             "lower optim.lr or set optim.grad_clip, in another sweep= or name="
         )
