@@ -14,6 +14,7 @@ from gpt.errors import ConfigError, LengthError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
 from gpt.model import GPT
 from gpt.restore import check_corpus, restore
+from gpt.results import find_runs
 from gpt.runtime import Runtime
 
 # What makes two rows the same measurement.
@@ -62,7 +63,7 @@ def run_folders(config: EvaluationConfig) -> list[Path]:
     if asked.checkpoint is not None:
         return [Path(asked.checkpoint)]
     root = Path(asked.runs)
-    found = sorted(path.parent for path in (root.glob("**/config.yaml") if root.is_dir() else ()))
+    found = [path for path in (find_runs([root]) if root.is_dir() else ()) if (path / "config.yaml").is_file()]
     if not found:
         raise ConfigError("runs", asked.runs, "a folder with runs in it; train one: python train.py position=rope")
     return found
