@@ -57,6 +57,12 @@ def report_errors(main: Callable[[], object], config_name: str | None = None) ->
         fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error, config_name))
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        fail("null is no option of a group (the scheme without positions is position=nope); --help lists the options")
+    except KeyboardInterrupt:  # before a run is there to save anything
+        sys.exit(130)
 
 
 def fail(message: str) -> None:
