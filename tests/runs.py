@@ -1,0 +1,49 @@
+"""Small real runs that several test files share: a text of a few words, a model of one layer."""
+
+import json
+import random
+from pathlib import Path
+
+from gpt import cli
+
+SMALL = [
+    "model.n_layer=1",
+    "model.n_head=2",
+    "model.n_embd=32",
+    "model.block_size=16",
+    "model.dropout=0.2",
+    "train.steps=20",
+    "train.batch_size=4",
+    "train.eval_every=10",
+    "train.eval_tokens=64",
+    "train.checkpoint_every=5",
+    "train.log_every=1",
+    "optim.lr=1e-2",
+    "optim.warmup=3",
+    "eval.tokens=512",
+    "wandb.mode=disabled",
+]
+TEXT = ["data=text", "data.path=corpus.txt"]
+
+
+def write_corpus(path: Path, words: int = 4000) -> None:
+    """A text that is new each time; its seed is printed."""
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"corpus seed {seed}")
+    draw = random.Random(seed)
+    known = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 7))) for _ in range(200)]
+    path.write_text(" ".join(draw.choices(known, k=words)), encoding="utf-8")
+
+
+def composed(*overrides: str) -> tuple[dict, list[str]]:
+    """What train.main takes, for a small run on corpus.txt."""
+    overrides = [*TEXT, *SMALL, *overrides]
+    return cli.compose("train", overrides), overrides
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def status(folder: Path) -> dict:
+    return json.loads((folder / "status.json").read_text())
