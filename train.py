@@ -68,7 +68,13 @@ def main(values: dict, overrides: list[str]) -> int:
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)
         count = model.count_parameters()
         tokens_a_step = every.batch_size * every.accumulate * L
-        run.note(device=str(rt.device), threads=torch.get_num_threads(), parameters=count, tokens_a_step=tokens_a_step)
+        run.note(
+            overrides=overrides,
+            device=str(rt.device),
+            threads=torch.get_num_threads(),
+            parameters=count,
+            tokens_a_step=tokens_a_step,
+        )
         run.say(
             f"{run.folder}: {count['total']:,} parameters, {count['position']:,} of them position; "
             f"{tokens_a_step:,} tokens a step on {rt.device} in {str(rt.dtype).removeprefix('torch.')}"

@@ -180,7 +180,7 @@ def draw_extrapolation(comparison: Comparison):
             Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1.2, label="sliding (flat: control line, 1x)")
         )
     spread = [line for line in comparison.lines if len(line.runs) > 1]
-    title = "bars: standard deviation over seeds" if spread else "bars: standard error over blocks, one seed"
+    title = "bars: standard deviation over seeds" if spread else "one seed: no bars"
     made.legend(handles=handles, loc="outside right center", title=title, title_fontsize=8.5, alignment="left")
     return made
 
@@ -236,10 +236,19 @@ def draw_panel(ax, comparison: Comparison, protocol: str, look: dict[str, Style]
         points = [(f * length, m) for f in factors if (m := line.mean(protocol, f))]
         if points:
             x, y = [p[0] for p in points], [p[1].mean for p in points]
-            errors = [p[1].sd if p[1].sd is not None else p[1].block_se or 0 for p in points]
+            errors = [p[1].sd or 0 for p in points]  # of text blocks, which all lines share, bars would say nothing
             options = style.line | ({"linestyle": DOTS} if protocol == SLIDING else {})
             over = 3 - 0.5 * line.variant  # where both have the same value, the trained scheme's marker is seen
-            ax.errorbar(x, y, yerr=errors, capsize=2.5, elinewidth=1, label=line.label, zorder=over, **options)
+            ax.errorbar(
+                x,
+                y,
+                yerr=errors if any(errors) else None,
+                capsize=2.5,
+                elinewidth=1,
+                label=line.label,
+                zorder=over,
+                **options,
+            )
             if window:
                 leave(ax, x, y, window[1], style)
         control = line.mean(SLIDING, 1) if not line.variant else None

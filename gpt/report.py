@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -431,7 +430,7 @@ def facts(comparison: Comparison) -> list[str]:
     runs, rows = comparison.runs, [row for line in comparison.lines for c in line.rows.values() for row in c.values()]
     revisions = sorted({r for run in runs if (r := R.revision(run))})
     trained = [str(run.status["updated"])[:10] for run in runs if run.status.get("updated")]
-    written = [(run.folder / "eval.jsonl").stat().st_mtime for run in runs]
+    measured = [row["measured"][:10] for row in rows if row.get("measured")]
     model = {
         "layers": "n_layer",
         "heads": "n_head",
@@ -452,7 +451,7 @@ def facts(comparison: Comparison) -> list[str]:
         f"- seeds: {values([run.seed for run in runs])}; {count(len(runs), 'run')}",
         f"- trained: until {max(trained, default='?')}, source revision {', '.join(revisions) or 'not recorded'}, "
         f"device {values([run.status.get('device') for run in runs])}",
-        f"- measured: {datetime.fromtimestamp(max(written), UTC):%Y-%m-%d} (UTC day of the last write to eval.jsonl)",
+        f"- measured: until {max(measured, default='?')}",
     ]
     return lines
 
@@ -464,29 +463,21 @@ def values(found: list) -> str:
 
 
 def commands(results: Results, folders: list[Path]) -> list[str]:
-    """Commands that train and measure the compared runs again, every setting spelt out."""
-    lines = []
-    groups = {}
+    """Commands that train and measure the compared runs again: as they were typed, schemes and seeds gathered."""
+    groups: dict[tuple, tuple[dict, dict]] = {}
     for comparison in results.comparisons:
         for run in comparison.runs:
-            if not run.config:
+            given = run.status.get("overrides")
+            if given is None:
                 continue
-            flat = {**R.setting(run.config), "sweep": run.config.get("sweep")}
-            where = {k: v for k, v in flat.items() if k.startswith("position.") and k != "position.name"}
-            plain = not where or where == {"position.layers": "P"}  # no parameters: schemes can share a command
-            flat = {k: v for k, v in flat.items() if not k.startswith("position.")} | ({} if plain else where)
-            settings = tuple(f"{group_key(k)}={hydra(v)}" for k, v in sorted(flat.items()))
-            schemes, seeds = groups.setdefault((settings, "" if plain else run.scheme), (set(), set()))
-            schemes.add(run.scheme)
-            seeds.add(run.seed)
-    for (settings, _), (schemes, seeds) in sorted(groups.items()):
+            rest = tuple(word for word in given if not word.startswith(("position=", "seed=")))
+            schemes, seeds = groups.setdefault(rest, ({}, {}))
+            schemes[run.scheme] = seeds[run.seed] = None
+    lines = []
+    for rest, (schemes, seeds) in groups.items():
         many = " -m" if len(schemes) > 1 or len(seeds) > 1 else ""
-        sections = {}
-        for setting in settings:
-            sections.setdefault(setting.split("=")[0].split(".")[0], []).append(setting)
-        chosen = ",".join(map(str, sorted(seeds, key=str)))
-        start = f"python train.py{many} position={','.join(sorted(schemes))} seed={chosen}"
-        lines.append(" \\\n    ".join([start, *(" ".join(section) for section in sections.values())]))
+        words = [f"position={','.join(sorted(schemes))}", f"seed={','.join(map(str, sorted(seeds, key=str)))}", *rest]
+        lines.append(f"python train.py{many} " + " ".join(map(shlex.quote, words)))
     where = " ".join(shlex.quote(str(folder)) for folder in folders)
     for comparison in results.comparisons:
         condition = comparison.condition
@@ -501,19 +492,6 @@ def commands(results: Results, folders: list[Path]) -> list[str]:
                     f"python eval.py runs={shlex.quote(str(folder))} 'factors=[{factors}]'{tokens}{stride}{way}"
                 )
     return [*dict.fromkeys(lines), f"python scripts/compare.py {where}"]
-
-
-def group_key(name: str) -> str:
-    """`data.name=stdlib` in a configuration is the group choice `data=stdlib` on the command line."""
-    return name.removesuffix(".name") if name in ("data.name", "tokenizer.name") else name
-
-
-def hydra(value: object) -> str:
-    """A value for Hydra on a shell's command line."""
-    text = repr(value) if isinstance(value, float) else show(value)
-    if isinstance(value, str) and not re.fullmatch(r"[\w./-]+", text):
-        text = "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return shlex.quote(text)
 
 
 # ---- results.csv

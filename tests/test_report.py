@@ -520,23 +520,29 @@ def test_the_findings_are_the_numbers(tmp_path):
     assert "parameters" in text and "836,192" in text and "8,192" in text and "50,000" in text
 
 
-def test_the_commands_spell_out_every_setting(tmp_path):
-    ablation(tmp_path / "pos")
-    simple(tmp_path / "pos", "rope", 0, [1.0] * 3, name="far", position__base=500000.0)
+def test_the_commands_are_those_that_were_typed(tmp_path):
+    """Schemes and seeds of one sweep in one command, the other overrides as they were; no record, no command."""
+    for scheme in ("learned", "rope", "alibi"):
+        for seed in (0, 1):
+            given = [f"position={scheme}", f"seed={seed}", "sweep=pos", "optim.lr=3e-3"]
+            rows = [row(scheme, seed, factor, 1.0) for factor in (1, 2, 4)] + [row(scheme, seed, 1, 1.0, "sliding")]
+            status = {"status": "done", "step": 2000, "error": None, "overrides": given}
+            write_run(tmp_path / "pos" / f"{scheme}-s{seed}", config(scheme, seed), rows, status)
+    given = ["position=rope", "sweep=pos", "name=a b"]
+    status = {"status": "done", "step": 2000, "error": None, "overrides": given}
+    far = [row("rope", 0, factor, 1.0, run="far") for factor in (1, 2, 4)]
+    write_run(tmp_path / "pos" / "far", config("rope", 0, position__base=5e5), far, status)
+    write_run(tmp_path / "pos" / "old", config("rope", 7), [row("rope", 7, 1, 1.0)])
     text = report.write_report([tmp_path / "pos"]).markdown
-    block = text.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
+    block = text.split("```bash\n")[1].split("```")[0]
     commands = [shlex.split(command) for command in block.strip().splitlines()]
-    assert [command[1] for command in commands] == ["train.py"] * 3 + ["eval.py", "scripts/compare.py"]
-    trained = {tuple(word for word in command if word.startswith(("position", "seed"))) for command in commands[:3]}
-    assert trained == {
-        ("position=alibi,learned", "seed=0,1"),
-        ("position=rope", "seed=0,1", "position.base=10000.0", "position.layers=P"),
-        ("position=rope", "seed=0", "position.base=500000.0", "position.layers=P"),
+    assert {tuple(command[1:]) for command in commands if command[1] == "train.py"} == {
+        ("train.py", "-m", "position=alibi,learned,rope", "seed=0,1", "sweep=pos", "optim.lr=3e-3"),
+        ("train.py", "position=rope", "seed=0", "sweep=pos", "name=a b"),
     }
-    for command in commands[:3]:
-        assert {"data=stdlib", "tokenizer=byte", "sweep=pos", "optim.lr=0.001", "train.steps=2000"} < set(command)
-        assert ("-m" in command) == ("seed=0,1" in command)
-    assert {f"runs={tmp_path / 'pos'}", "factors=[1,2,4]", "eval.tokens=131072", "eval.stride=32"} < set(commands[3])
+    evaluation = [command for command in commands if command[1] == "eval.py"]
+    assert {f"runs={tmp_path / 'pos'}", "factors=[1,2,4]", "eval.tokens=131072", "eval.stride=32"} < set(evaluation[0])
+    assert commands[-1] == ["python", "scripts/compare.py", str(tmp_path / "pos")]
 
 
 def test_markdown_tables_are_rectangular_and_escape_pipes(tmp_path):
