@@ -38,11 +38,11 @@ def main(values: dict, overrides: list[str]) -> int:
                 seconds = time.perf_counter() - began
                 mirror_evaluation(found.folder, found.new, log=progress.say)
                 progress.say(
-                    f"{found.folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s"
+                    f"{folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s"
                 )
             progress.update(done)
     if rows:
-        Console().print(evaluation_table(rows))
+        Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows))
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 2 if failures else 0
