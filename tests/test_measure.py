@@ -1,0 +1,237 @@
+"""eval.py on real runs: which rows it leaves, what it does not measure again, and what it refuses."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import eval as evaluation
+import gpt.evaluate
+import gpt.measure
+import train
+from gpt import checkpoint, cli
+from gpt.checkpoint import latest
+from gpt.errors import UserError
+from tests.runs import composed, metrics, write_corpus
+
+RUNS = Path("runs/default")
+FIELDS = """run position seed step tokens train_length eval_length factor protocol stride scaling overflow block_length
+n_blocks n_dropped documents loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes
+tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status reason
+position_curve position_bins""".split()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a text and two runs of a few steps."""
+    place = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        write_corpus(Path("corpus.txt"))
+        for scheme in ("learned", "rope"):
+            train.main(*composed(f"position={scheme}", f"name={scheme}", "train.steps=10", "train.eval_tokens=999999"))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def place(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, copy_function=shutil.copy2)  # times are part of a text
+    monkeypatch.chdir(tmp_path)
+
+
+def measure(*overrides: str) -> int:
+    return evaluation.main(cli.compose("eval", list(overrides)), list(overrides))
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+
+
+def table(capsys) -> str:
+    out = capsys.readouterr().out
+    return out[out.index("Loss (nats per token)") :]
+
+
+def never(*_):
+    pytest.fail("measured again")
+
+
+def test_rows_and_the_second_call(capsys, monkeypatch):
+    assert measure("runs=runs/default", "factors=[1,2,4]") == 0
+    first = table(capsys)
+    learned, rope = rows(RUNS / "learned"), rows(RUNS / "rope")
+    for run, found in (("learned", learned), ("rope", rope)):
+        saved = latest(RUNS / run / "checkpoints")
+        assert [(row["protocol"], row["factor"]) for row in found] == [
+            (protocol, factor) for protocol in ("disjoint", "sliding") for factor in (1, 2, 4)
+        ]
+        for row in found:
+            assert set(FIELDS) <= row.keys()
+            assert (row["run"], row["position"], row["seed"], row["step"]) == (run, run, 0, 10)
+            assert row["tokens"] == saved.state["tokens"] == 640
+            assert (row["train_length"], row["eval_length"]) == (16, 16 * row["factor"])
+            assert row["checkpoint_sha256"] == saved.sha256 and row["data_sha256"] == saved.state["val_sha256"]
+            assert row["stride"] == (None if row["protocol"] == "disjoint" else 8)
+            assert (row["block_length"], row["n_blocks"], row["scaling"], row["overflow"]) == (64, 8, "none", None)
+    for row in rope + [row for row in learned if row["factor"] == 1]:
+        assert (row["status"], row["reason"]) == ("ok", None)
+        assert row["n_targets"] == row["n_bytes"] == (512 if row["protocol"] == "disjoint" else 64)
+        assert 0 < row["loss"] < 6 and row["perplexity"] == pytest.approx(math.exp(row["loss"]))
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / math.log(2))  # a byte is a token
+        assert row["loss_se"] > 0 and row["tokens_per_second"] > 0
+        assert (row["tail_loss"] is None) == (row["factor"] == 1 or row["protocol"] == "sliding")
+        if row["protocol"] == "disjoint":
+            assert len(row["position_curve"]) + 1 == len(row["position_bins"]) == 16 * row["factor"] + 1
+    for row in learned:
+        if row["factor"] > 1:
+            reason = f"position=learned: {row['eval_length']} tokens, its table has 16 rows"
+            assert (row["status"], row["reason"], row["loss"], row["n_targets"]) == ("unsupported", reason, None, None)
+
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    monkeypatch.setattr(gpt.measure, "disjoint", never)
+    monkeypatch.setattr(gpt.measure, "sliding", never)
+    assert measure("runs=runs/default", "factors=[4,2,1,1]") == 0
+    assert table(capsys) == first
+    assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def test_measured_again_the_numbers_are_the_same():
+    measure("runs=runs", "factors=[1,2]")
+    first = rows(RUNS / "rope")
+    (RUNS / "rope/eval.jsonl").unlink()
+    measure("checkpoint=runs/default/rope", "factors=[1,2]")
+    for row, other in zip(first, rows(RUNS / "rope"), strict=True):
+        for key in row.keys() - {"tokens_per_second", "measured"}:
+            assert row[key] == other[key], key
+
+
+def test_factor_1_is_what_training_reported():
+    measure("runs=runs/default", "factors=[1]", "eval.tokens=999999")
+    for run in ("learned", "rope"):
+        row = rows(RUNS / run)[0]
+        assert row["loss"] == pytest.approx(metrics(RUNS / run)[-1]["val_loss"], abs=1e-6)
+
+
+def test_only_what_is_new_is_measured(monkeypatch, capsys):
+    measure("runs=runs/default", "factors=[1,2]")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.measure, "sliding", lambda *args: never() if args[4] == 8 else gpt.evaluate.sliding(*args))
+        patch.setattr(gpt.measure, "disjoint", never)
+        measure("checkpoint=runs/default/rope", "factors=[1,2]", "eval.stride=4")
+    assert [row["stride"] for row in rows(RUNS / "rope")] == [None, None, 8, 8, 4, 4]
+    # a named policy is a measurement of its own, where the table ends
+    measure("runs=runs/default", "factors=[1,2]", "position.overflow=clamp")
+    found = [(row["protocol"], row["factor"], row["overflow"], row["status"]) for row in rows(RUNS / "learned")]
+    assert found == [
+        ("disjoint", 1, None, "ok"),
+        ("disjoint", 2, None, "unsupported"),
+        ("sliding", 1, None, "ok"),
+        ("sliding", 2, None, "unsupported"),
+        ("disjoint", 2, "clamp", "ok"),
+        ("sliding", 2, "clamp", "ok"),
+    ]
+    assert len(rows(RUNS / "rope")) == 6 and "learned (clamp)" in capsys.readouterr().out
+
+
+def test_lengths_that_the_text_does_not_reach():
+    assert measure("checkpoint=runs/default/rope", "factors=[1,2,512]") == 0
+    found = rows(RUNS / "rope")
+    assert [(row["factor"], row["status"]) for row in found] == 2 * [(1, "ok"), (2, "ok"), (512, "unsupported")]
+    for row in found[2::3]:
+        assert re.fullmatch(r"the validation split has \d+ tokens, factors \[1, 2, 512\] need 8193", row["reason"])
+    assert found[0]["block_length"] == 32 and found[2]["block_length"] is None
+
+
+def test_a_torn_line_survives_and_hides_nothing():
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    path = RUNS / "rope/eval.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-40])  # the second row was being written
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3 and whole.startswith(lines[0] + "\n" + lines[1])
+    again, row = json.loads(lines[2]), json.loads(whole.splitlines()[1])
+    assert (again["loss"], again["protocol"]) == (row["loss"], "sliding")
+
+
+def test_a_checkpoint_out_of_its_run():
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    shutil.move(RUNS / "rope/checkpoints/step-000010", "mine")
+    assert measure("checkpoint=mine", "factors=[1]") == 0
+    assert [row["loss"] for row in rows(Path("mine"))] == [row["loss"] for row in rows(RUNS / "rope")]
+    assert {row["checkpoint"] for row in rows(Path("mine"))} == {"mine"}
+    assert measure("checkpoint=runs/default/rope/checkpoints/step-000005", "factors=[1]") == 0
+    assert [row["step"] for row in rows(RUNS / "rope")] == [10, 10, 5, 5]
+
+
+def test_a_run_that_cannot_be_measured_stops_no_other(capsys):
+    logs = RUNS / "rope/wandb/run-1/files"
+    logs.mkdir(parents=True)
+    (logs / "config.yaml").write_text("a: 1\n")  # wandb's, not a run
+    (RUNS / "empty").mkdir()
+    shutil.copy(RUNS / "rope/config.yaml", RUNS / "empty")
+    path = RUNS / "learned/checkpoints/step-000010/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert measure("runs=runs/default", "factors=[1]") == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert line.startswith("error: runs/default/empty: ") and "holds no checkpoint" in line
+    assert "step-000010 is damaged and passed over, going on from step-000005" in out
+    assert rows(RUNS / "learned")[0]["step"] == 5 and rows(RUNS / "rope")[0]["step"] == 10
+    # named itself, it never falls back
+    assert measure("checkpoint=runs/default/learned/checkpoints/step-000010", "factors=[1]") == 2
+    assert "model.safetensors: is damaged" in capsys.readouterr().err
+
+
+def test_a_text_that_changed_is_refused(capsys):
+    was = latest(RUNS / "rope/checkpoints").state["train_sha256"][:12]
+    Path("corpus.txt").write_text(Path("corpus.txt").read_text()[::-1])
+    assert measure("checkpoint=runs/default/rope") == 2
+    assert re.search(f"trained with train_sha256 {was}, data/text/.* has [0-9a-f]{{12}}", capsys.readouterr().err)
+    assert not (RUNS / "rope/eval.jsonl").exists()
+
+
+def test_weights_that_give_no_number():
+    saved = latest(RUNS / "rope/checkpoints")
+    weights = saved.model_state()
+    weights["wte.weight"][:] = math.nan
+    checkpoint.save(Path("bad"), 1, weights, {}, {k: v for k, v in saved.state.items() if k != "step"})
+    assert measure("checkpoint=bad/step-000001", "factors=[1]") == 0
+    assert [(row["status"], row["reason"]) for row in rows(Path("bad/step-000001"))] == 2 * [
+        ("unsupported", "the loss is nan")
+    ]
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ([], "runs: got null, allowed: exactly one of"),
+        (["runs=runs", "checkpoint=runs/default/rope"], "runs: got 'runs', allowed: exactly one of"),
+        (["runs=nowhere"], "runs: got 'nowhere', allowed: a folder with runs in it"),
+        (["runs=runs", "factors=[0]"], "factors: got [0], allowed"),
+        (["runs=runs", "factors=[]"], "factors: got [], allowed"),
+        (["runs=runs", "factor=[1]"], "factor: there is no such key; did you mean factors?"),
+        (["runs=runs", "position.overflow=extend"], "position.overflow: got 'extend', allowed"),
+        (["runs=runs", "scaling=[linear]"], "scaling: got ['linear'], allowed"),
+    ],
+)
+def test_errors(overrides, message, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.report_errors(lambda: measure(*overrides), "eval")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize("override, words", [("eval.stride=17", "eval.stride"), ("eval.tokens=63", "eval.tokens")])
+def test_values_that_do_not_fit_a_run(override, words, capsys):
+    assert measure("checkpoint=runs/default/rope", "factors=[1,2,4]", override) == 2
+    assert f"error: runs/default/rope: {words}: got" in capsys.readouterr().err
+
+
+def test_a_sweep_folder_without_runs():
+    Path("runs/none").mkdir()
+    with pytest.raises(UserError, match="runs/none: no runs in it"):
+        measure("runs=runs/none")
