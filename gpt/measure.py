@@ -156,6 +156,8 @@ def numbers(
             found = sliding(model, corpus.val, blocks, row["factor"], row["stride"], token_bytes, runtime)
     except LengthError as error:
         return empty | {"status": "unsupported", "reason": str(error)}
+    if not math.isfinite(found["loss"]):
+        return empty | {"status": "unsupported", "reason": f"the loss is {found['loss']}"}
     return empty | found | {"status": "ok", "reason": None}
 
 
