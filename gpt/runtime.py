@@ -77,7 +77,8 @@ class Runtime:
         encoded = json.dumps(value).encode()
         text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
         text = text.to(self.device)
-        torch.distributed.broadcast(text, 0)
+        with self.together():
+            torch.distributed.broadcast(text, 0)
         return json.loads(bytes(text.cpu().tolist()).rstrip(b"\0"))
 
     def first(self, work: Callable[[], T]) -> T:
@@ -107,7 +108,18 @@ class Runtime:
 
     def barrier(self) -> None:
         if self.world > 1:
-            torch.distributed.barrier()
+            with self.together():
+                torch.distributed.barrier()
+
+    @contextlib.contextmanager
+    def together(self):
+        """Around a wait for process 0: where it has ended with an error, it has said so, and the others end quietly."""
+        try:
+            yield
+        except RuntimeError:
+            if self.main:
+                raise
+            raise SystemExit(1) from None
 
     def peak_memory(self) -> int:
         """Largest memory so far in bytes: of the GPU, else of this process."""
