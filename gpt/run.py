@@ -10,6 +10,7 @@ Nothing here knows a model, and nothing imports torch: a sweep asks here which o
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -137,6 +138,8 @@ class Run:
             raise RuntimeError("a resumed run calls resume_at(step) before it logs")
         line = {"step": step, **{key: number(value) for key, value in values.items()}}
         with writing(self.folder):
+            if os.fstat(self._metrics.fileno()).st_nlink == 0:  # written on, it would be lost without a word
+                raise FileNotFoundError(errno.ENOENT, "metrics.jsonl was removed while the run was at work")
             self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
             self._metrics.flush()
         self._status["step"] = step

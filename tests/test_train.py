@@ -186,6 +186,19 @@ def test_micro_steps_of_any_size_give_one_gradient():
             torch.testing.assert_close(tensors(f"more{count}")[key], value, atol=1e-6, rtol=0)
 
 
+def test_the_rate_that_is_logged_is_applied():
+    """Adam's first update moves a weight by the rate, whatever its gradient."""
+    go("name=a", "train.steps=1", "optim.weight_decay=0", "model.dropout=0")
+    config = train.final(*composed("name=a"))
+    start = GPT(config.model, config.position, 257, 0).state_dict()
+    moved = max(
+        float((value - start[key]).abs().max()) for key, value in latest(RUNS / "a/checkpoints").model_state().items()
+    )
+    rate = metrics(RUNS / "a")[1]["lr"]
+    assert rate == pytest.approx(1e-2 / 4)  # the first of three steps of warm-up
+    assert moved == pytest.approx(rate, rel=1e-3)
+
+
 # Numbers that are none
 
 
@@ -358,6 +371,15 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(monkeypa
     RUNS.joinpath("b/checkpoints").write_text("")
     with pytest.raises(RunError, match="runs/default/b/checkpoints: cannot be written"):
         go("name=b")
+
+
+def test_a_folder_that_vanishes_stops_the_run(monkeypatch):
+    with monkeypatch.context() as patch:
+        on_batch(patch, lambda at, *_: at == 6 and shutil.rmtree(RUNS / "a"))
+        with pytest.raises(RunError, match="runs/default/a: cannot be written: metrics.jsonl was removed"):
+            go("name=a")
+    assert not (RUNS / "a").exists()
+    assert go("name=a") == 0 and [line["step"] for line in metrics(RUNS / "a")] == list(range(21))
 
 
 def test_a_disk_that_fills_up_keeps_the_checkpoints(monkeypatch):
