@@ -1,0 +1,64 @@
+"""Small files: written whole or not at all, and read whatever a killed process left of them."""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+
+def write_synced(path: Path, content: str | bytes) -> None:
+    """Writes `content` (a text: as UTF-8) and waits until the disk has it; a crash on the way leaves a part of it."""
+    with open(path, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes beside, syncs and renames: readers see the old content or the new one. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        write_synced(beside, content)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict:
+    """The object in `path`; {} where there is none, or something else, or nothing that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_json_lines(path: Path) -> tuple[list[dict], int]:
+    """The objects of a file with one a line, and how many lines are none: a killed process leaves the last one torn.
+
+    No file is a file without lines; raises OSError where there is one that cannot be read.
+    """
+    objects, bad = [], 0
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_bytes().split(b"\n"):  # not splitlines, which breaks at a carriage return as well
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, dict):
+                objects.append(value)
+            else:
+                bad += 1
+    return objects, bad
+
+
+def sha256_of(path: Path) -> str:
+    """Of the content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
