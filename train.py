@@ -31,34 +31,33 @@ def main(values: dict, overrides: list[str]) -> int:
 
     from gpt import checkpoint, runtime
     from gpt.config import plain
-    from gpt.data import batch, prepare
+    from gpt.data import batch
     from gpt.evaluate import validation_loss
     from gpt.model import GPT
     from gpt.optim import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
     from gpt.progress import Clock, Progress
-    from gpt.restore import check_corpus, describe, load_weights
+    from gpt.restore import corpus_of, describe, load_weights
     from gpt.run import Follower, Run
 
     config = final(values, overrides)
-    L, steps, every = config.model.block_size, config.train.steps, config.train
+    plan, L = config.train, config.model.block_size
     rt = runtime.start(config.runtime)
-    share = rt.share(every.batch_size)  # sequences of each micro-step that are this process's
+    own_rows = rt.own_rows(plan.batch_size)  # of each micro-step's sequences, those of this process
 
-    with (Run if rt.main else Follower)(plain(config)) as run:
+    open_run = Run if rt.main else Follower  # under torchrun, process 0 alone writes and speaks
+    with open_run(plain(config)) as run:
         decision = rt.agree(run.decision)
         if decision == "skip":
             run.say(f"{run.folder}: done already")
             return run.exit_code
 
-        # the text, the model, the optimizer
-        corpus = rt.first(lambda: prepare(config.data, config.tokenizer, log=run.say))
+        # the text, the model, the optimizer; where the run was stopped, as they were then
+        saved = checkpoint.latest(run.checkpoints, log=run.say) if decision == "resume" else None
+        corpus = rt.first(lambda: corpus_of(config, saved, log=run.say))
         model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
-        model.kernel = config.runtime.attention
         optimizer = build_optimizer(model, config.optim)
         step, tokens, best = 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
-        if decision == "resume":
-            saved = checkpoint.latest(run.checkpoints, log=run.say)
-            check_corpus(saved, corpus)
+        if saved:
             load_weights(model, saved)
             restore_optimizer(optimizer, model, saved.optimizer_state())
             step, tokens, best = saved.step, saved.state["tokens"], saved.state["best"]
@@ -66,23 +65,40 @@ def main(values: dict, overrides: list[str]) -> int:
         if rt.main:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)
+
         count = model.count_parameters()
-        tokens_a_step = every.batch_size * every.accumulate * L
-        run.note(
-            overrides=overrides,
-            device=str(rt.device),
-            threads=torch.get_num_threads(),
-            parameters=count,
-            tokens_a_step=tokens_a_step,
-        )
+        tokens_a_step = plan.batch_size * plan.accumulate * L
+        run.note(overrides=overrides, parameters=count, tokens_a_step=tokens_a_step, **rt.facts())
         run.say(
             f"{run.folder}: {count['total']:,} parameters, {count['position']:,} of them position; "
-            f"{tokens_a_step:,} tokens a step on {rt.device} in {str(rt.dtype).removeprefix('torch.')}"
+            f"{tokens_a_step:,} tokens a step on {rt.device} in {rt.precision}"
             + (f"; going on after step {step}" if step else "")
         )
 
+        def train_step() -> dict:
+            """One update: a function of (seed, step) and the weights, so that a resumed run repeats a straight one."""
+            rate = learning_rate(step, plan.steps, config.optim)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            runtime.seed_step(config.seed, step, rt.rank)
+            loss = torch.zeros((), device=rt.device)
+            for micro in range(plan.accumulate):
+                first = micro * plan.batch_size
+                rows = range(first + own_rows.start, first + own_rows.stop)
+                x, y = rt.to_device(*batch(corpus.train, L, config.seed, step, rows))
+                with rt.gradients(forward, last=micro == plan.accumulate - 1), rt.autocast():
+                    part = forward(x, y)[1] / plan.accumulate
+                part.backward()
+                loss += part.detach()
+            loss = float(rt.mean(loss))
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or math.inf))
+            runtime.check_finite(step + 1, loss=loss, grad_norm=norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return {"loss": loss, "lr": rate, "grad_norm": norm}
+
         def validate() -> float:
-            loss = rt.agree(validation_loss(model, corpus.val, every.eval_tokens, rt) if rt.main else None)
+            loss = rt.agree(validation_loss(model, corpus.val, plan.eval_tokens, rt) if rt.main else None)
             runtime.check_finite(step, val_loss=loss)
             return loss
 
@@ -97,53 +113,35 @@ def main(values: dict, overrides: list[str]) -> int:
                 checkpoint.prune(run.checkpoints, best and best["step"])
             rt.barrier()
 
-        with Progress(config.name, step, steps, shown=rt.main) as progress:
+        with Progress(config.name, step, plan.steps, shown=rt.main) as progress:
             run.say = progress.say
             if step == 0:
                 val_loss = validate()
                 run.log(0, tokens=0, loss=None, lr=None, grad_norm=None, tokens_per_second=None, val_loss=val_loss)
                 progress.update(0, val_loss=val_loss)
             clock, stop = Clock(), rt.agree(run.stop)
-            while step < steps and not stop:
-                # one step: a function of (seed, step) and the weights, so that a resumed run repeats a straight one
-                rate = learning_rate(step, steps, config.optim)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                runtime.seed_step(config.seed, step, rt.rank)
-                loss = torch.zeros((), device=rt.device)
-                for micro in range(every.accumulate):
-                    rows = range(micro * every.batch_size + share.start, micro * every.batch_size + share.stop)
-                    x, y = rt.to_device(*batch(corpus.train, L, config.seed, step, rows))
-                    with rt.gradients(forward, last=micro == every.accumulate - 1), rt.autocast():
-                        part = forward(x, y)[1] / every.accumulate
-                    part.backward()
-                    loss += part.detach()
-                loss = float(rt.mean(loss))
-                norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or math.inf))
-                runtime.check_finite(step + 1, loss=loss, grad_norm=norm)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+            while step < plan.steps and not stop:
+                values = train_step()
                 step, tokens = step + 1, tokens + tokens_a_step
                 clock.tokens += tokens_a_step
 
-                # what is due after it
-                values = {}
-                look = step % every.eval_every == 0 or step == steps
-                if look or step % every.log_every == 0:
+                last = step == plan.steps
+                evaluate = last or step % plan.eval_every == 0
+                log = evaluate or step % plan.log_every == 0
+                if log:
                     speed = clock.speed()
-                    values |= {"loss": loss, "lr": rate, "grad_norm": norm, "tokens_per_second": speed}
-                    values |= {"mfu": rt.mfu(model.flops_per_token(L) * speed), "memory": rt.peak_memory()}
-                if look:
-                    with clock.paused():
+                    mfu = rt.mfu(model.flops_per_token(L) * speed)
+                    values |= {"tokens_per_second": speed, "mfu": mfu, "memory": rt.peak_memory()}
+                with clock.paused():
+                    if evaluate:
                         values["val_loss"] = validate()
-                if values:
-                    run.log(step, tokens=tokens, **values)
-                    progress.update(step, **values)
-                stop = rt.agree(run.stop)
-                if step % every.checkpoint_every == 0 or step == steps or stop:
-                    with clock.paused():
+                    if log:
+                        run.log(step, tokens=tokens, **values)
+                        progress.update(step, **values)
+                    stop = rt.agree(run.stop)  # a signal came: the step is finished, it is saved, and that is all
+                    if last or stop or step % plan.checkpoint_every == 0:
                         save(values.get("val_loss"))
-            if step == steps:
+            if step == plan.steps:
                 run.done(step)
             else:
                 progress.say(f"{run.folder}: stopped after step {step}; the same command goes on from there")

@@ -5,7 +5,7 @@ Shapes: B sequences, T new tokens, H heads, Tq = T queries, Tk keys (cached ones
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -15,24 +15,40 @@ from gpt.cache import Cache
 from gpt.position.base import Position
 from gpt.schema import ModelConfig
 
+# sdpa is what runs. reference is the definition, for the tests. flex is tested for its values but not offered in the
+# configuration: it needs a GPU to be fast, and its gradients have not been checked on one.
 KERNELS = ("sdpa", "reference", "flex")
 
 
 @dataclass
 class Shared:
-    """What all layers of one forward share: made once from the positions, not once a layer."""
+    """What all layers of one forward share: made once from the positions, not once a layer.
+
+    `masks` has one entry for layers with position (True) and one for layers without (False): an additive mask (H or 1,
+    Tq, Tk) float32 of the scheme's bias and -inf in the future, or None where the kernel's own causal mask says it all.
+    """
 
     position: Position
     ctx: object  # what the scheme prepared
     q_pos: Tensor  # (Tq,) int64
     k_pos: Tensor  # (Tk,) int64
-    masks: dict[bool, Tensor | None]  # with and without the scheme: additive (H or 1, Tq, Tk) float32, None: causal
+    masks: dict[bool, Tensor | None]
     kernel: str
     visible: object = None  # FlexAttention's own form of the causal mask
+    rounded: dict = field(default_factory=dict)  # masks in the type of the queries
+
+    def mask_in(self, dtype: torch.dtype, positioned: bool) -> Tensor | None:
+        """The mask in the kernel's type, converted once a forward. In bfloat16 a bias is off by up to 1 part in 256."""
+        mask = self.masks[positioned]
+        if mask is None or mask.dtype == dtype:
+            return mask
+        if (dtype, positioned) not in self.rounded:
+            self.rounded[dtype, positioned] = mask.to(dtype)
+        return self.rounded[dtype, positioned]
 
 
-def share(position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", patterned: bool = True) -> Shared:
-    """Prepare one forward; `patterned` asks for the mask of layers without position too."""
+def prepare(position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", patterned: bool = True) -> Shared:
+    """Prepare one forward; `patterned`: some layers are without position, so their mask is needed too."""
     with torch.autocast(q_pos.device.type, enabled=False):
         ctx = position.prepare(q_pos, k_pos)
         if kernel == "flex":  # calls pair itself
@@ -68,13 +84,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool = T
     if shared.kernel == "flex":
         return attend_flex(q, k, v, shared, positioned)
     mask = shared.masks[positioned]
-    if shared.kernel == "reference":
-        return attend_reference(q, k, v, mask, dropout)
+    if shared.kernel == "reference" or (mask is not None and q.is_cpu and q.dtype != torch.float32):
+        return attend_reference(q, k, v, mask, dropout)  # the CPU's kernel is no faster on a mask in low precision
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
-    if q.dtype != torch.float32 and q.is_cpu:
-        return attend_reference(q, k, v, mask, dropout)  # the CPU kernel would add the bias in low precision
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype).unsqueeze(0), dropout_p=dropout)
+    mask = shared.mask_in(q.dtype, positioned).unsqueeze(0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
@@ -93,7 +108,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropo
 
 
 def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool) -> Tensor:
-    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel, no (Tq, Tk) tensor anywhere."""
+    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel."""
     q_pos, k_pos = shared.q_pos, shared.k_pos
     pair = shared.position.pair if positioned else None
 

@@ -97,8 +97,10 @@ def check(config: RunConfig) -> None:
         raise ConfigError("eval.stride", config.eval.stride, f"at most model.block_size={L}")
     if config.train.eval_tokens < L:
         raise ConfigError("train.eval_tokens", config.train.eval_tokens, f"at least model.block_size={L}")
-    if config.runtime.attention == "flex" and config.model.dropout:
-        raise ConfigError("runtime.attention", "flex", "sdpa | reference where model.dropout > 0")
+    layers = config.position.layers
+    if layers != "P" and not scheme(config.position.name).acts_in_layers():
+        allowed = f"P: {config.position.name} does nothing in a layer, so a pattern of layers changes nothing"
+        raise ConfigError("position.layers", layers, allowed)
 
 
 def read_yaml(path: Path) -> dict:

@@ -64,9 +64,9 @@ def fitting(n_tokens: int, train_length: int, factors: Sequence[int]) -> list[in
 def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: int, last: int, runtime: Runtime):
     """(len(starts), last) float64 losses of the `last` targets of each window of `length` tokens from `starts`."""
     found = np.empty((len(starts), last))
-    # few enough windows at once that logits stay below 2^26 numbers, and caches stay warm on a CPU
-    budget = min(2**26 // model.vocab_size, 4096 if runtime.device.type == "cpu" else 65536)
-    batch = max(1, budget // length)
+    # few enough windows at once that logits stay below 2^26 numbers, and a CPU's caches stay warm
+    tokens_at_once = 4096 if runtime.device.type == "cpu" else 65536
+    batch = max(1, min(tokens_at_once // length, 2**26 // (model.vocab_size * last)))
     was_training = model.training
     model.eval()
     try:

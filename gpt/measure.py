@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gpt.checkpoint import Checkpoint
 from gpt.config import EvaluationConfig, RunConfig
-from gpt.data import Corpus, prepare
+from gpt.data import Corpus
 from gpt.errors import ConfigError, LengthError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
 from gpt.model import GPT
-from gpt.restore import check_corpus, restore
+from gpt.restore import corpus_of, restore
 from gpt.results import find_runs
 from gpt.runtime import Runtime
 
@@ -78,11 +78,9 @@ def measure(
     Raises CheckpointError where the text on disk is not the one of the checkpoint.
     """
     model, run = restore(checkpoint, runtime.device)
-    model.kernel = config.runtime.attention
     if config.position.overflow is not None and hasattr(model.position.config, "overflow"):
         model.position.config = replace(model.position.config, overflow=config.position.overflow)
-    corpus = prepare(run.data, run.tokenizer, log=log)
-    check_corpus(checkpoint, corpus)
+    corpus = corpus_of(run, checkpoint, log=log)
 
     folder = folder_of(checkpoint)
     known = {identity(row): row for row in read_rows(folder / "eval.jsonl")}

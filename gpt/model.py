@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.attention import Attention, Shared, share
+from gpt.attention import Attention, Shared, prepare
 from gpt.cache import Cache
 from gpt.errors import LengthError
 from gpt.position import build_position
@@ -120,7 +120,7 @@ class GPT(nn.Module):
         self.check_length(offset + start + T)
         k_pos = self.position.positions(offset, start + T, idx.device)
         q_pos = k_pos if start == 0 else k_pos[start:]
-        shared = share(self.position, q_pos, k_pos, self.kernel, self.patterned)
+        shared = prepare(self.position, q_pos, k_pos, self.kernel, self.patterned)
         x = self.drop(self.position.embed(self.wte(idx), q_pos))
         for block in self.h:
             x = block(x, shared, cache)
@@ -155,7 +155,7 @@ class GPT(nn.Module):
 
 
 def normal(seed: int, name: str, shape: torch.Size, std: float) -> Tensor:
-    """Normal noise as a function of (seed, name): float32, the same on every machine and device."""
+    """Normal noise as a function of (seed, name): float32, drawn by numpy, whatever device the model is for."""
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(tuple(shape), dtype=np.float32)
     return torch.from_numpy(noise * np.float32(std))

@@ -1,11 +1,13 @@
 """From a checkpoint back to the model, the configuration and the text it was trained on."""
 
+from pathlib import Path
+
 import torch
 
 from gpt.checkpoint import Checkpoint
 from gpt.config import RunConfig, load
-from gpt.data import Corpus
-from gpt.errors import CheckpointError
+from gpt.data import Corpus, prepare
+from gpt.errors import CheckpointError, ConfigError
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer, load_tokenizer
 
@@ -29,6 +31,8 @@ def restore(checkpoint: Checkpoint, device: torch.device) -> tuple[GPT, RunConfi
         vocab_size = checkpoint.state["vocab_size"]
     except KeyError as error:
         raise CheckpointError(f"{checkpoint.path}: its state lacks {error}; it was not written by train.py") from None
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.path}: its configuration cannot be read any more: {error}") from None
     model = GPT(config.model, config.position, vocab_size, config.seed)
     load_weights(model, checkpoint)
     return model.to(device).eval(), config
@@ -52,6 +56,14 @@ def load_weights(model: GPT, checkpoint: Checkpoint) -> None:
         if found != wanted:
             raise CheckpointError(f"{checkpoint.path}: {name} is {found}, this model has {wanted}")
     model.load_state_dict(weights)
+
+
+def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Path("data"), log=print) -> Corpus:
+    """The prepared corpus of a run; raises CheckpointError where it is another one than the checkpoint's."""
+    corpus = prepare(config.data, config.tokenizer, root, log)
+    if checkpoint:
+        check_corpus(checkpoint, corpus)
+    return corpus
 
 
 def check_corpus(checkpoint: Checkpoint, corpus: Corpus) -> None:

@@ -5,8 +5,10 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -38,11 +40,21 @@ class Runtime:
     dtype: torch.dtype
     rank: int = 0
     world: int = 1
+    device_name: str = "cpu"
     peak_flops: float | None = None
 
     @property
     def main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def precision(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def facts(self) -> dict:
+        """What a run's status says about where and how it computed."""
+        threads = torch.get_num_threads()
+        return {"device": self.device_name, "dtype": self.precision, "threads": threads, "world": self.world}
 
     def autocast(self):
         """Low precision for matrix products where asked for; weights and sums stay float32."""
@@ -62,7 +74,7 @@ class Runtime:
             value /= self.world
         return value
 
-    def share(self, batch_size: int) -> range:
+    def own_rows(self, batch_size: int) -> range:
         """This process's rows of a batch that all processes share; raises ConfigError where it does not divide."""
         if batch_size % self.world:
             raise ConfigError("train.batch_size", batch_size, f"a multiple of the {self.world} processes")
@@ -140,14 +152,19 @@ def start(config: RuntimeConfig) -> Runtime:
     rank, world, local = (int(os.environ.get(key, d)) for key, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     device = pick_device(config.device, local)
     if world > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        torch.distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(hours=6),  # the others wait while process 0 prepares a corpus
+        )
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if config.attention == "flex" and device.type != "cuda":
-        raise ConfigError("runtime.attention", "flex", f"sdpa | reference on {device.type}: flex has no backward there")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
-    return Runtime(device, pick_dtype(config.dtype, device), rank, world, peak)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Runtime(device, pick_dtype(config.dtype, device), rank, world, name, peak_flops(name))
+
+
+def peak_flops(name: str) -> float | None:
+    """Peak of a GPU by its name, "NVIDIA H100 PCIe" for one; None where it is not known."""
+    return next((flops for known, flops in PEAK_FLOPS.items() if re.search(rf"\b{known}\b", name)), None)
 
 
 def stop(runtime: Runtime) -> None:
@@ -170,7 +187,7 @@ def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """`auto`: bfloat16 on a GPU that has it, float32 elsewhere (on a CPU bfloat16 is the slow one)."""
     if wanted == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
 

@@ -53,6 +53,8 @@ class PositionConfig:
 
     def check(self, model: ModelConfig) -> None:
         """Raises ConfigError where this scheme cannot be built into `model`."""
+        if "P" not in self.layers:
+            raise ConfigError("position.layers", self.layers, "at least one P; without any it is position=nope")
         if len(self.layers) > model.n_layer:
             raise ConfigError("position.layers", self.layers, f"at most model.n_layer={model.n_layer} letters")
 
@@ -117,7 +119,6 @@ class RuntimeConfig:
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
-    attention: Literal["sdpa", "flex", "reference"] = "sdpa"  # the kernel; all give the same numbers
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpt.attention import attend, attend_reference, dense_bias, mask, share
+from gpt.attention import attend, attend_reference, dense_bias, mask, prepare
 from gpt.position import SCHEMES
 from gpt.schema import ModelConfig
 from tests.helpers import SMALL, excite, ids, make
@@ -43,7 +43,7 @@ def test_sdpa_is_reference(name, T, fresh):
     for kernel in ("sdpa", "reference"):
         for tensor in (*inputs, *scheme.parameters()):
             tensor.grad = None
-        shared = share(scheme, pos, pos, kernel)
+        shared = prepare(scheme, pos, pos, kernel)
         q, k = scheme.rotate(inputs[0], inputs[1], shared.ctx, 0)
         y = attend(q, k, inputs[2], shared)
         (y * weights).sum().backward()
@@ -71,7 +71,7 @@ def test_flex_is_reference(name, fresh):
         _, k, v = (t.detach() for t in qkv((2, 4, Tk, 8), fresh))
         with torch.no_grad():
             found = [
-                attend(q, k, v, share(scheme, k_pos[Tk - Tq :], k_pos, kernel)) for kernel in ("flex", "reference")
+                attend(q, k, v, prepare(scheme, k_pos[Tk - Tq :], k_pos, kernel)) for kernel in ("flex", "reference")
             ]
         torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
@@ -90,7 +90,7 @@ def test_gradient_of_a_trained_bias_by_finite_differences(fresh):
 
     for kernel in ("sdpa", "reference"):
         scheme.bias.grad = None
-        shared = share(scheme, pos, pos, kernel)
+        shared = prepare(scheme, pos, pos, kernel)
         shared.masks[True] = shared.masks[True].double()
         attend(q, k, v, shared).pow(2).sum().backward()
         row, head, h = 3, 2, 1e-5
@@ -122,21 +122,58 @@ def test_dense_bias_is_the_pointwise_law(name, fresh):
                 assert dense[h, a, b] == scheme.pair(torch.tensor(h), i, j)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_low_precision_keeps_positions_exact(name, fresh):
-    """A bfloat16 model at 4,096 positions against float64: angles, distances and biases stay float32."""
-    config = ModelConfig(n_layer=1, n_head=4, n_embd=32, block_size=4096)
-    scheme = excite(make(name, config), fresh).position
-    k_pos, q_pos = torch.arange(4096), torch.arange(4090, 4096)
-    q, k, v = (torch.randn(1, 4, n, 8, generator=fresh, dtype=torch.bfloat16) for n in (6, 4096, 4096))
-    found = []
-    for dtype in (torch.bfloat16, torch.float64):
-        scheme = scheme.to(torch.bfloat16)  # the same rounded parameters; positions may not follow them down
-        shared = share(scheme, q_pos, k_pos)
-        a, b = scheme.rotate(q.to(dtype), k.to(dtype), shared.ctx, 0)
-        found.append(attend(a, b, v.to(dtype), shared).double())
-    # the rest is the rounding of the inputs to 8 bits, not a wrong angle (which would be off by 0.1 and more)
-    assert (found[0] - found[1]).abs().max() < 0.03
+FAR = torch.arange(4096)
+
+
+def low_precision(name):
+    """A scheme converted to bfloat16, at 4,096 positions, prepared as the model does it under autocast."""
+    scheme = make(name, ModelConfig(n_layer=1, n_head=4, n_embd=32, block_size=4096)).bfloat16().position
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        return scheme, prepare(scheme, FAR[4000:], FAR)
+
+
+def test_alibi_stays_exact_in_low_precision():
+    """Biases against float64: no distance or slope may pass through bfloat16, where 4,001 is 4,000."""
+    _, shared = low_precision("alibi")
+    distance = FAR[4000:].double().view(1, -1, 1) - FAR.double().view(1, 1, -1)
+    exact = -torch.tensor([2.0**-2, 2**-4, 2**-6, 2**-8], dtype=torch.float64).view(-1, 1, 1) * distance
+    found = shared.masks[True]
+    seen = (distance >= 0).expand_as(exact)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found[seen].double(), exact[seen], atol=0, rtol=1e-6)
+
+
+def test_t5_stays_exact_in_low_precision():
+    """The table itself is bfloat16 then; the bucket of each distance must not be."""
+    scheme, shared = low_precision("t5")
+    found = shared.masks[True]
+    for i, j in ((4000, 4000), (4095, 4080), (4090, 4003), (4001, 3901), (4095, 0)):
+        bucket = max(b for b, start in enumerate(T5_STARTS) if start <= i - j)
+        assert torch.equal(found[:, i - 4000, j], scheme.bias[bucket].float())
+
+
+T5_STARTS = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def test_rope_stays_exact_in_low_precision():
+    """Angles against float64; in bfloat16 they are wrong by more than 0.1 from position 58 on."""
+    _, shared = low_precision("rope")
+    turns = torch.tensor([10000.0 ** (-2 * r / 8) for r in range(4)], dtype=torch.float64)
+    for found, pos in zip(shared.ctx, (FAR[4000:], FAR), strict=True):
+        exact = pos.double().unsqueeze(1) * turns
+        torch.testing.assert_close(found.real.double(), exact.cos(), atol=1e-3, rtol=0)
+        torch.testing.assert_close(found.imag.double(), exact.sin(), atol=1e-3, rtol=0)
+
+
+def test_sinusoidal_stays_exact_in_low_precision():
+    from gpt.position.sinusoidal import encoding
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = encoding(FAR, 32, 10000.0)
+    turns = torch.tensor([10000.0 ** (-2 * r / 32) for r in range(16)], dtype=torch.float64)
+    exact = FAR.double().unsqueeze(1) * turns
+    torch.testing.assert_close(found[:, 0::2].double(), exact.sin(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(found[:, 1::2].double(), exact.cos(), atol=1e-3, rtol=0)
 
 
 def test_dropout_is_applied_and_scaled(fresh):
@@ -145,7 +182,7 @@ def test_dropout_is_applied_and_scaled(fresh):
     pos = torch.arange(64)
     q, k = (torch.zeros(8, 4, 64, 8) for _ in range(2))
     for kernel in ("sdpa", "reference"):
-        y = attend(q, k, torch.ones(8, 4, 64, 8), share(scheme, pos, pos, kernel), dropout=0.5)
+        y = attend(q, k, torch.ones(8, 4, 64, 8), prepare(scheme, pos, pos, kernel), dropout=0.5)
         assert abs(y.mean() - 1) < 0.05 and y.std() > 0.1
 
 
@@ -153,7 +190,7 @@ def test_dropout_is_applied_and_scaled(fresh):
 def test_values_are_not_rotated(kernel, fresh):
     """Equal scores average the values as they are: RoPE turns queries and keys only."""
     model = excite(make("rope", SMALL), fresh)
-    shared = share(model.position, torch.arange(16), torch.arange(16), kernel)
+    shared = prepare(model.position, torch.arange(16), torch.arange(16), kernel)
     zero = torch.zeros(1, 4, 16, 8)
     v = torch.randn(1, 4, 16, 8, generator=fresh)
     q, k = model.position.rotate(zero, zero, shared.ctx, 0)

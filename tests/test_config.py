@@ -137,6 +137,18 @@ def test_t5_needs_room_for_its_buckets():
         load(compose("train", ["position=t5", "position.buckets=31"]))
 
 
+def test_layer_patterns_that_change_nothing_are_refused():
+    for scheme, pattern, allowed in (
+        ("learned", "PN", "P: learned does nothing in a layer"),
+        ("nope", "NP", "P: nope does nothing in a layer"),
+        ("rope", "N", "at least one P"),
+        ("rope", "PNNNN", "at most model.n_layer=4 letters"),
+    ):
+        with pytest.raises(ConfigError, match=f"position.layers: got '{pattern}', allowed: {allowed}"):
+            load(compose("train", [f"position={scheme}", f"position.layers={pattern}"]))
+    assert load(compose("train", ["position=rope", "position.layers=PPPN"])).position.layers == "PPPN"
+
+
 def test_evaluation_configuration():
     config = load_evaluation(compose("eval", ["runs=runs/pos", "factors=[1,2]", "position.overflow=clamp"]))
     assert config.asked.factors == (1, 2) and config.position.overflow == "clamp"

@@ -36,9 +36,14 @@ class Position(nn.Module):
         self.config = config
         self.n_head = model.n_head
 
+    @classmethod
+    def acts_in_layers(cls) -> bool:
+        """Whether it matters to a layer that it is marked P or N."""
+        return cls.pair is not None or cls.rotate is not Position.rotate
+
     @property
     def max_len(self) -> int | None:
-        """The first sequence length that is too long; None where the scheme reaches any length."""
+        """The longest sequence the scheme can place, in tokens; None where it reaches any length."""
         return None
 
     def positions(self, start: int, n: int, device: torch.device) -> Tensor:
