@@ -268,7 +268,7 @@ def test_texts_that_cannot_be_used(tmp_path, make, message):
 @pytest.mark.parametrize(
     "config, message",
     [
-        (DataConfig("text"), "data.path: got None, allowed: a UTF-8 text file"),
+        (DataConfig("text"), "data.path: got null, allowed: a UTF-8 text file"),
         (DataConfig("text", path=""), "data.path: got ''"),
         (DataConfig("stdlib", path="here"), "data.path: got 'here', allowed: null"),
         (DataConfig("books"), "data.name: got 'books', allowed: stdlib | shakespeare_char | text"),
