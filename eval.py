@@ -37,9 +37,7 @@ def main(values: dict, overrides: list[str]) -> int:
                 rows += found.rows
                 seconds = time.perf_counter() - began
                 mirror_evaluation(found.folder, found.new, log=progress.say)
-                progress.say(
-                    f"{folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s"
-                )
+                progress.say(f"{folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s")
             progress.update(done)
     if rows:
         Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows))

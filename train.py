@@ -13,10 +13,11 @@ from gpt import cli
 
 def final(values: dict, overrides: list[str]):
     """Composed values -> the checked configuration, with the run's name. The same for one run and for a sweep's."""
-    from gpt.config import load, plain
+    from gpt.config import load
     from gpt.data import check_source
     from gpt.errors import ConfigError
     from gpt.run import folder_name
+    from gpt.schema import plain
 
     for override in overrides:
         if override.lstrip("+").startswith("position.name="):  # the keys would stay those of another scheme
@@ -30,7 +31,6 @@ def main(values: dict, overrides: list[str]) -> int:
     import torch
 
     from gpt import checkpoint, runtime
-    from gpt.config import plain
     from gpt.data import batch
     from gpt.evaluate import validation_loss
     from gpt.model import GPT
@@ -38,6 +38,7 @@ def main(values: dict, overrides: list[str]) -> int:
     from gpt.progress import Clock, Progress
     from gpt.restore import corpus_of, describe, load_weights
     from gpt.run import Follower, Run
+    from gpt.schema import plain
 
     config = final(values, overrides)
     plan, L = config.train, config.model.block_size

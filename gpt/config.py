@@ -1,7 +1,6 @@
 """From a composed configuration, as plain values, to the frozen dataclasses that the code sees."""
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from gpt.errors import ConfigError, UnknownKey
 from gpt.position import scheme
@@ -20,7 +19,6 @@ from gpt.schema import (
     TrainConfig,
     WandbConfig,
     build,
-    plain,
 )
 
 
@@ -101,22 +99,3 @@ def check(config: RunConfig) -> None:
     if layers != "P" and not scheme(config.position.name).acts_in_layers():
         allowed = f"P: {config.position.name} does nothing in a layer, so a pattern of layers changes nothing"
         raise ConfigError("position.layers", layers, allowed)
-
-
-def read_yaml(path: Path) -> dict:
-    """A configuration as it was stored with a run."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-
-
-def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple[object, object]]:
-    """{dotted key: (old, new)} for every value that differs or stands on one side only."""
-    found = {}
-    for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found |= differences(a, b, f"{prefix}{key}.")
-        elif plain(a) != plain(b) or type(a) is not type(b):
-            found[prefix + key] = (a, b)
-    return found

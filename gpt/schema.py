@@ -250,3 +250,17 @@ def plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
+
+
+def flatten(config: dict, prefix: str = "") -> dict:
+    """{dotted key: value} of nested mappings."""
+    flat = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def differences(old: dict, new: dict) -> dict:
+    """{dotted key: (old value, new value)} where two plain configurations differ; a missing key counts as null."""
+    old, new = flatten(old), flatten(new)
+    return {key: (old.get(key), new.get(key)) for key in (old | new) if old.get(key) != new.get(key)}

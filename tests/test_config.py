@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.cli import compose, explain
-from gpt.config import differences, load, load_evaluation
+from gpt.config import load, load_evaluation
 from gpt.errors import ConfigError, UserError
-from gpt.schema import SECTIONS, build, plain
+from gpt.schema import SECTIONS, build, differences, flatten, plain
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 OPTIONS = {group.name: sorted(p.stem for p in group.glob("*.yaml")) for group in CONFIGS.iterdir() if group.is_dir()}
@@ -167,8 +167,9 @@ def test_evaluation_configuration():
 
 def test_differences_name_dotted_keys():
     old = {"a": 1, "b": {"c": 2, "d": [1]}, "e": 0}
-    new = {"a": 1, "b": {"c": 3, "d": [1]}, "f": None, "e": 0.0}
-    assert differences(old, new) == {"b.c": (2, 3), "e": (0, 0.0)}
+    new = {"a": 1, "b": {"c": 3, "d": [1]}, "f": None, "e": [], "g": {"h": {"i": 1}, "j": {}}}
+    assert differences(old, new) == {"b.c": (2, 3), "e": (0, []), "g.h.i": (None, 1), "g.j": (None, {})}
+    assert flatten(new) == {"a": 1, "b.c": 3, "b.d": [1], "f": None, "e": [], "g.h.i": 1, "g.j": {}}
 
 
 @pytest.mark.parametrize(
