@@ -14,8 +14,8 @@ from gpt import cli
 def final(values: dict, overrides: list[str]):
     """Composed values -> the checked configuration, with the run's name. The same for one run and for a sweep's."""
     from gpt.config import load
-    from gpt.data import check_source
     from gpt.errors import ConfigError
+    from gpt.prepare import check_source
     from gpt.run import folder_name
     from gpt.schema import plain
 

@@ -1,12 +1,13 @@
 """A file from the internet: checked by sha256, kept only when whole, and never waited for when nobody answers."""
 
 import hashlib
-import os
 import queue
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from gpt.files import write_atomic
 
 PATIENCE = 2.5  # seconds until the server must have answered; after that, the longest pause between two packets
 
@@ -39,12 +40,4 @@ def download(url: str, sha256: str, target: Path) -> None:
     if hashlib.sha256(answer).hexdigest() != sha256:
         raise OSError("what came is not the expected file (its sha256 differs)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "wb") as file:
-            file.write(answer)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomic(target, answer)

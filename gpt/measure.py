@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpt.checkpoint import Checkpoint
 from gpt.config import EvaluationConfig, RunConfig
-from gpt.data import Corpus
+from gpt.corpus import Corpus
 from gpt.errors import ConfigError, LengthError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
 from gpt.model import GPT

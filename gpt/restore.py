@@ -6,9 +6,10 @@ import torch
 
 from gpt.checkpoint import Checkpoint
 from gpt.config import RunConfig, load
-from gpt.data import Corpus, prepare
+from gpt.corpus import Corpus, find_corpus
 from gpt.errors import CheckpointError, ConfigError
 from gpt.model import GPT
+from gpt.prepare import prepare
 from gpt.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -59,8 +60,15 @@ def load_weights(model: GPT, checkpoint: Checkpoint) -> None:
 
 
 def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Path("data"), log=print) -> Corpus:
-    """The prepared corpus of a run; raises CheckpointError where it is another one than the checkpoint's."""
-    corpus = prepare(config.data, config.tokenizer, root, log)
+    """The tokens of a run: with a checkpoint those it was trained on, whatever has become of their source since.
+
+    Where these are no longer there, the text is prepared as it is now; raises CheckpointError where it is another.
+    """
+    corpus = None
+    if checkpoint:
+        hashes = checkpoint.state["train_sha256"], checkpoint.state["val_sha256"]
+        corpus = find_corpus(config.data, config.tokenizer, *hashes, root)
+    corpus = corpus or prepare(config.data, config.tokenizer, root, log)
     if checkpoint:
         check_corpus(checkpoint, corpus)
     return corpus

@@ -186,9 +186,22 @@ def test_a_run_that_cannot_be_measured_stops_no_other(capsys):
     assert "model.safetensors: is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_text_that_changed_is_not_needed_while_its_tokens_are_there(gone):
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    first = rows(RUNS / "rope")
+    (RUNS / "rope/eval.jsonl").unlink()
+    Path("corpus.txt").unlink() if gone else Path("corpus.txt").write_text("another text " * 1000)
+    before = set(Path("data").rglob("*"))
+    assert measure("checkpoint=runs/default/rope", "factors=[1]") == 0
+    assert [row["loss"] for row in rows(RUNS / "rope")] == [row["loss"] for row in first]
+    assert set(Path("data").rglob("*")) == before  # nothing was prepared
+
+
 def test_a_text_that_changed_is_refused(capsys):
     was = latest(RUNS / "rope/checkpoints").state["train_sha256"][:12]
     Path("corpus.txt").write_text(Path("corpus.txt").read_text()[::-1])
+    shutil.rmtree("data")
     assert measure("checkpoint=runs/default/rope") == 2
     assert re.search(f"trained with train_sha256 {was}, data/text/.* has [0-9a-f]{{12}}", capsys.readouterr().err)
     assert not (RUNS / "rope/eval.jsonl").exists()

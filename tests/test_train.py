@@ -331,11 +331,23 @@ def test_a_text_that_changed_is_refused(monkeypatch):
     kept = Path("corpus.txt").read_text()
     was = latest(RUNS / "a/checkpoints").state["train_sha256"][:12]
     Path("corpus.txt").write_text(kept[::-1])
+    shutil.rmtree("data")
     with pytest.raises(CheckpointError, match=f"train_sha256 {was}.* has [0-9a-f]{{12}}; bring that text back"):
         go("name=a")
     Path("corpus.txt").write_text(kept)
     assert go("name=a") == 0
     assert_same_run("straight", "a")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_run_goes_on_with_its_tokens_whatever_became_of_the_text(monkeypatch, gone):
+    go("name=straight")
+    stop_after(monkeypatch, 10, "name=a")
+    Path("corpus.txt").unlink() if gone else Path("corpus.txt").write_text("another text " * 1000)
+    before = set(Path("data").rglob("*"))
+    assert go("name=a") == 0
+    assert_same_run("straight", "a")
+    assert set(Path("data").rglob("*")) == before  # nothing was prepared
 
 
 def test_weights_of_another_scheme_are_refused_by_name():

@@ -1,22 +1,23 @@
 """Tiny Shakespeare: exactly the text and the split of nanoGPT's shakespeare_char, 1,115,394 characters.
 
-Looked for at data.path if that is given; else in this folder, then beside the repository; else downloaded into this
-folder. The sha256 decides that it is the text.
+Looked for at data.path if that is given; else as data/shakespeare_char/input.txt below the working directory, then in
+this folder, then beside the repository; else downloaded below the working directory. The sha256 decides that it is it.
 """
 
-import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data import Document, Source, SourceGone, cut_in_two
+from gpt.documents import Document, Source, SourceGone, cut_in_two
 from gpt.download import download
 from gpt.errors import DataError
+from gpt.files import sha256_of
 from gpt.schema import DataConfig
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-HERE = Path(__file__).parent / "input.txt"
-BESIDE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
+HERE = Path("data/shakespeare_char/input.txt")
+ELSEWHERE = (Path(__file__).parent / "input.txt", Path(__file__).parents[3] / "shared/data/tinyshakespeare.txt")
 
 
 def label(config: DataConfig) -> str:
@@ -25,7 +26,7 @@ def label(config: DataConfig) -> str:
 
 def source(config: DataConfig) -> Source:
     if config.path is not None:
-        given = Path(config.path).expanduser()
+        given = Path(os.path.expanduser(config.path))
         if not given.is_file():
             raise SourceGone(f"data.path: got {config.path!r}, which is no file; allowed: tiny Shakespeare, from {URL}")
         if not is_it(given):
@@ -45,8 +46,8 @@ def documents(config: DataConfig) -> Iterator[Document]:
 def find(config: DataConfig) -> Path:
     """Where the text is; downloads it where it is nowhere. Raises DataError where that fails."""
     if config.path is not None:
-        return Path(config.path).expanduser()
-    for path in (HERE, BESIDE):
+        return Path(os.path.expanduser(config.path))
+    for path in (HERE, *ELSEWHERE):
         if is_it(path):
             return path
     try:
@@ -61,6 +62,6 @@ def find(config: DataConfig) -> Path:
 
 def is_it(path: Path) -> bool:
     try:
-        return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256
+        return path.is_file() and sha256_of(path) == SHA256
     except OSError:
         return False

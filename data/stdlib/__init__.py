@@ -10,14 +10,14 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data import Document, Source, SourceGone, held_out, listing, share
+from gpt.documents import Document, Source, SourceGone, hash_share, held_out, listing
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
 # Tests, and what is not the library's own.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
-# Differ between two installations of one version.
-LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")
+# Beginnings of names that differ between two installations of one version: files, and folders.
+LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")
 
 
 def label(config: DataConfig) -> str:
@@ -28,12 +28,12 @@ def files(folder: Path) -> dict[str, Path]:
     """Name with forward slashes -> path of each .py file of the library, in the order of the names' hashes."""
     found = {}
     for at, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(LOCAL)]
         for name in names:
             path = Path(at, name)
             if name.endswith(".py") and not name.startswith(LOCAL) and path.is_file():
                 found[path.relative_to(folder).as_posix()] = path
-    return {name: found[name] for name in sorted(found, key=share)}
+    return {name: found[name] for name in sorted(found, key=hash_share)}
 
 
 def source(config: DataConfig) -> Source:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data import Document, Source, SourceGone, cut_in_two, held_out, listing, read_blocks
+from gpt.documents import Document, Source, SourceGone, cut_in_two, held_out, listing, read_blocks
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
@@ -22,7 +22,7 @@ SUFFIXES = set(f"{PROSE} {CODE}".split())
 def located(config: DataConfig) -> Path:
     if not config.path:
         raise ConfigError("data.path", config.path, "a UTF-8 text file, or a folder of them", "say data.path=<path>")
-    return Path(os.path.abspath(Path(config.path).expanduser()))
+    return Path(os.path.abspath(os.path.expanduser(config.path)))
 
 
 def label(config: DataConfig) -> str:
@@ -72,10 +72,10 @@ def source(config: DataConfig) -> Source:
         what, kind = ("neither a file nor a folder", DataError) if path.exists() else ("not there", SourceGone)
         raise kind(f"data.path: got {config.path!r}, which is {what}; allowed: a UTF-8 text file, or a folder of them")
     if not found:
-        raise DataError(f"data.path: {path} holds no text; allowed in a folder: files ending in {PROSE} {CODE}")
+        raise SourceGone(f"data.path: {path} holds no text; allowed in a folder: files ending in {PROSE} {CODE}")
     stats = {name: file.stat() for name, file in found.items()}
     if not any(stat.st_size for stat in stats.values()):
-        raise DataError(f"data.path: {path} is empty; allowed: a UTF-8 text file, or a folder of them")
+        raise SourceGone(f"data.path: {path} is empty; allowed: a UTF-8 text file, or a folder of them")
     val = held_out(found, config.val_fraction)
 
     def documents() -> Iterator[Document]:

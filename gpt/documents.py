@@ -1,0 +1,120 @@
+"""Texts as documents: what a corpus is made of, which of it is held out, and how UTF-8 files are read.
+
+The packages in `data/` say what a corpus is: a `Source` of `Document`s each.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpt.errors import DataError
+
+BLOCK = 2**20  # bytes of text read at a time, so that memory does not grow with the corpus
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text of a corpus, or a part of one: `ends` is False where it goes on in the other split."""
+
+    split: str  # "train" or "val"
+    blocks: Iterable[str]
+    ends: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a corpus comes from. `documents()` can be called again, and gives the same each time."""
+
+    description: str
+    fingerprint: dict  # plain JSON, cheap to take: another one is another corpus, prepared beside this one
+    documents: Callable[[], Iterator[Document]]
+    skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files; complete after documents()
+
+
+class SourceGone(DataError):
+    """The text is not there (any more); what was prepared from it can still be used."""
+
+
+def hash_share(name: str) -> float:
+    """A number in [0, 1) from the hash of a document's name: orders the documents and decides which are held out."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:6], "big") / 2**48
+
+
+def held_out(names: Iterable[str], val_fraction: float) -> set[str]:
+    """The documents for validation: those whose share is below `val_fraction`, but at least one and not all."""
+    ordered = sorted(names, key=hash_share)
+    chosen = sum(hash_share(name) < val_fraction for name in ordered)
+    return set(ordered[: min(max(chosen, 1), len(ordered) - 1)])
+
+
+def listing(entries: Iterable[list]) -> dict:
+    """A fingerprint of files: how many, and the sha256 of what `entries` tell of each."""
+    entries = list(entries)
+    return {"files": len(entries), "sha256": hashlib.sha256(json.dumps(entries).encode()).hexdigest()}
+
+
+def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """The UTF-8 text of the bytes start..stop of a file, about a megabyte at a time, line ends as they are.
+
+    Raises DataError naming the file and the byte where it is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            at, rest = start, b""  # `rest`: the beginning of a character that the block cut in two
+            while True:
+                new = file.read(BLOCK if stop is None else min(BLOCK, stop - at - len(rest)))
+                data = rest + new
+                try:
+                    text, rest = data.decode("utf-8"), b""
+                except UnicodeDecodeError as error:
+                    if not new or error.reason != "unexpected end of data":
+                        raise DataError(
+                            f"{path}: byte {at + error.start:,} (0x{data[error.start]:02x}) is not UTF-8; "
+                            "allowed: UTF-8 text; convert it: iconv -f <its encoding> -t utf-8"
+                        ) from None
+                    text, rest = data[: error.start].decode("utf-8"), data[error.start :]
+                at += len(data) - len(rest)
+                if text:
+                    yield text
+                if not new:
+                    return
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def cut_in_two(path: Path, val_fraction: float) -> Iterator[Document]:
+    """A single text: its last `val_fraction`, in bytes but whole characters, is held out."""
+    size = path.stat().st_size
+    cut = int(size * (1 - val_fraction))
+    with open(path, "rb") as file:
+        file.seek(cut)
+        for byte in file.read(3):
+            if byte & 0xC0 != 0x80:  # the first byte of a character
+                break
+            cut += 1
+    yield Document("train", read_blocks(path, 0, cut), ends=False)
+    yield Document("val", read_blocks(path, cut, size))
+
+
+# Text before a space or newline is tokenized the same whatever follows, and the other way round, by every tokenizer
+# here: GPT-2's pattern never runs from a non-space into a space.
+WORD_END = re.compile(r"\S(?=[ \n])")
+
+
+def pieces(blocks: Iterable[str]) -> Iterator[str]:
+    """`blocks` cut anew at ends of words, so that encoding piece by piece equals encoding the whole."""
+    held: list[str] = []
+    for block in blocks:
+        cut = WORD_END.search(block) if held else None
+        if cut:
+            yield "".join(held) + block[: cut.end()]
+            held = [block[cut.end() :]]
+        else:
+            held.append(block)
+    if held:
+        yield "".join(held)
