@@ -136,7 +136,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("dat
     except SourceGone as gone:
         return _newest(place, tokenizer, gone, log)
     folder = place.with_name(f"{place.name}-{_hash(source)}")
-    corpus, why = _existing(folder, tokenizer, source)
+    corpus, _ = _existing(folder, tokenizer, source)
     if corpus is not None:
         return corpus
 

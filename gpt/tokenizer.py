@@ -15,6 +15,7 @@ import numpy as np
 
 from gpt.download import download
 from gpt.errors import DataError
+from gpt.files import sha256_of
 from gpt.schema import TokenizerConfig
 
 
@@ -167,7 +168,7 @@ class TiktokenTokenizer(Tokenizer):
         for file, sha256 in self.files.items():
             cached = Path(folder) / hashlib.sha1((self.url + file).encode()).hexdigest()
             try:
-                if cached.is_file() and hashlib.sha256(cached.read_bytes()).hexdigest() == sha256:
+                if cached.is_file() and sha256_of(cached) == sha256:
                     continue
                 download(self.url + file, sha256, cached)
             except OSError as error:

@@ -21,6 +21,7 @@ import data.shakespeare_char as shakespeare_char
 import data.stdlib as stdlib
 import gpt.corpus
 import gpt.documents
+import gpt.prepare
 from gpt.cli import compose
 from gpt.corpus import find_corpus, open_corpus
 from gpt.data import batch, window
@@ -49,7 +50,7 @@ def text_corpus(tmp_path: Path, documents: dict[str, str], tokenizer=BYTE, log=N
     return prepare(DataConfig("text", path=str(folder), **config), tokenizer, tmp_path / "data", said.append)
 
 
-def run_python(code: str, *arguments: object, timeout: float = 60) -> subprocess.CompletedProcess:
+def run_python(code: str, *arguments: object, timeout: float = 300) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
@@ -582,6 +583,14 @@ def test_a_source_that_is_gone_is_not_needed(tmp_path, emptied):
         check_source(config, CHAR, tmp_path / "data")
 
 
+def test_another_format_leaves_what_an_older_version_prepared(tmp_path, monkeypatch):
+    first = text_corpus(tmp_path, DOCUMENTS)
+    times = snapshot(first.folder)
+    for room in (gpt.corpus, gpt.prepare):
+        monkeypatch.setattr(room, "FORMAT", 2)
+    assert text_corpus(tmp_path, {}).folder != first.folder and snapshot(first.folder) == times
+
+
 def test_fractions_that_differ_in_the_last_place_are_two_corpora(tmp_path):
     one = text_corpus(tmp_path, DOCUMENTS, val_fraction=0.123456789)
     assert text_corpus(tmp_path, {}, val_fraction=0.123456788).folder != one.folder
@@ -812,7 +821,7 @@ print(corpus.train_sha256)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len({output.split()[-1] for output in outputs}) == 1
     assert sum(": preparing\n" in output for output in outputs) == 1
@@ -899,7 +908,7 @@ def test_configurations_compose(overrides, name, tokenizer):
 )
 def test_the_command(tmp_path, arguments, code, expected):
     command = [sys.executable, ROOT / "data/prepare.py", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stderr
     assert expected in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert code == 0 or done.stderr.count("\n") == 1
