@@ -18,9 +18,9 @@ def main(values: dict, overrides: list[str]) -> int:
     from gpt.config import load_evaluation
     from gpt.errors import UserError
     from gpt.measure import measure, run_folders
+    from gpt.mirror import mirror_evaluation
     from gpt.progress import Progress
     from gpt.report import evaluation_table
-    from gpt.run import mirror_evaluation
 
     config = load_evaluation(values)
     rt = runtime.start(config.runtime)

@@ -15,8 +15,8 @@ def final(values: dict, overrides: list[str]):
     """Composed values -> the checked configuration, with the run's name. The same for one run and for a sweep's."""
     from gpt.config import load
     from gpt.errors import ConfigError
+    from gpt.naming import folder_name
     from gpt.prepare import check_source
-    from gpt.run import folder_name
     from gpt.schema import plain
 
     for override in overrides:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt.errors import CheckpointError, RunError
+from gpt.files import sha256_of, write_synced
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a sweep only asks here which runs are done
     from torch import Tensor
@@ -28,6 +29,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a sweep only asks here w
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 KEPT = 3  # the last two and the best
+
+
+class DamagedError(CheckpointError):
+    """Files that are missing or are not those that were saved, whoever reads them and however often."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def save(
         assert "_orig_mod." not in name, f"{name}: save the model's own names, not those of its compiled wrapper"
     taken = {"format", "files", "sha256"} & set(state)
     assert not taken and state.get("step", step) == step, f"state may not hold {taken} or another step than {step}"
-    target = folder / folder_name(step)
+    target = folder / step_name(step)
     beside = folder / f"{target.name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +76,7 @@ def save(
         beside.mkdir()
         write_tensors(beside / MODEL, model_state)
         write_tensors(beside / OPTIMIZER, optimizer_state)
-        files = {name: describe(beside / name) for name in (MODEL, OPTIMIZER)}
+        files = {name: fingerprint(beside / name) for name in (MODEL, OPTIMIZER)}
         write_synced(beside / STATE, seal({**state, "format": FORMAT, "step": step, "files": files}))
         sync_folder(beside)
         if target.exists():  # saved again: the old one stays readable under its other name until the new one is there
@@ -92,31 +97,35 @@ def load(path: Path) -> Checkpoint:
     """The checkpoint in this very folder, every byte verified; raises CheckpointError and never looks elsewhere."""
     path = Path(path)
 
-    def refuse(file: str, why: str) -> CheckpointError:
-        return CheckpointError(f"{path / file}: {why}; name another checkpoint of the run, or the run's folder")
+    def refuse(file: str, why: str, kind: type[CheckpointError] = DamagedError) -> CheckpointError:
+        return kind(f"{path / file}: {why}; name another checkpoint of the run, or the run's folder")
 
     if not path.is_dir():
         raise CheckpointError(
             f"{path}: no such checkpoint; a checkpoint is a folder like <run>/checkpoints/step-000500"
         )
-    if not (path / STATE).is_file():
-        raise refuse(STATE, "is missing, so this is no whole checkpoint")
     try:
         state = unseal((path / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        raise refuse(STATE, "is missing, so this is no whole checkpoint") from None
+    except OSError as error:
+        raise refuse(STATE, f"cannot be read ({error.strerror or error})", CheckpointError) from None
+    except (ValueError, RecursionError) as error:
         raise refuse(STATE, f"is damaged ({error})") from None
     if state["format"] != FORMAT:
-        raise refuse(STATE, f"has format {state['format']!r}, this version reads {FORMAT}")
+        raise refuse(STATE, f"has format {state['format']!r}, this version reads {FORMAT}", CheckpointError)
     for name in (MODEL, OPTIMIZER):
         expected = state["files"][name]
-        if not (path / name).is_file():
-            raise refuse(name, "is missing")
         try:
-            found = describe(path / name)
+            found = fingerprint(path / name)
             if found == expected:
-                tensor_names(path / name)
+                check_tensors(path / name)
+        except FileNotFoundError:
+            raise refuse(name, "is missing") from None
         except OSError as error:
-            raise refuse(name, f"cannot be read ({error})") from None
+            raise refuse(name, f"cannot be read ({error.strerror or error})", CheckpointError) from None
+        except ValueError as error:
+            raise refuse(name, f"holds no tensors ({error})") from None
         if found["size"] != expected["size"]:
             raise refuse(name, f"is damaged: {found['size']:,} bytes, expected {expected['size']:,}")
         if found != expected:
@@ -138,7 +147,8 @@ def latest(folder: Path, log: Callable[[str], None] = print) -> Checkpoint | Non
             damaged.append((path, error))
             continue
         for bad, error in damaged:
-            log(f"warning: {bad.name} is damaged and passed over, going on from {path.name} ({error})")
+            state = "is damaged" if isinstance(error, DamagedError) else "cannot be read"
+            log(f"warning: {bad.name} {state} and passed over, going on from {path.name} ({error})")
         return found
     if damaged:
         names = ", ".join(path.name for path, _ in damaged)
@@ -161,12 +171,21 @@ def resolve(path: Path, log: Callable[[str], None] = print) -> Checkpoint:
 
 
 def prune(folder: Path, best_step: int | None) -> None:
-    """Removes all checkpoints but the last two that verify and the best one."""
-    verified, best = 0, None if best_step is None else folder_name(best_step)
+    """Removes all checkpoints but the last two that verify and the best one.
+
+    One that could not be read just now, which a disk or a network may cause, stays until it can.
+    """
+    verified, best = 0, None if best_step is None else step_name(best_step)
     for path in candidates(folder):
-        if verified < 2 and is_good(path):
-            verified += 1
-        elif path.name != best:
+        try:
+            if verified < 2 and load(path):
+                verified += 1
+                continue
+        except DamagedError:
+            pass
+        except CheckpointError:
+            continue
+        if path.name != best:
             discard(path)
 
 
@@ -199,7 +218,7 @@ def check_space(folder: Path, bytes: int) -> None:
 NAME = r"step-(\d{6,})(\.old)?"
 
 
-def folder_name(step: int) -> str:
+def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
@@ -211,13 +230,6 @@ def candidates(folder: Path) -> list[Path]:
         if match:
             found.append((int(match[1]), match[2] is None, path))
     return [path for *_, path in sorted(found, reverse=True)]
-
-
-def is_good(path: Path) -> bool:
-    try:
-        return bool(load(path))
-    except CheckpointError:
-        return False
 
 
 def clean(folder: Path) -> None:
@@ -266,20 +278,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read ({error}); name another checkpoint of the run") from None
 
 
-def tensor_names(path: Path) -> list[str]:
-    """Names in a safetensors file; raises OSError where the file is something else, whatever its checksum says."""
+def check_tensors(path: Path) -> None:
+    """Raises ValueError where the file is no safetensors file, whatever its checksum says."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:
-            return list(file.keys())
+        with safe_open(path, "pt"):
+            pass
     except SafetensorError as error:
-        raise OSError(str(error)) from None
+        raise ValueError(str(error)) from None
 
 
-def describe(path: Path) -> dict:
-    with open(path, "rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+def fingerprint(path: Path) -> dict:
+    return {"size": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def seal(state: dict) -> str:
@@ -310,13 +321,6 @@ def unseal(text: str) -> dict:
 
 def digest(state: dict) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-def write_synced(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

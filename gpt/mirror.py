@@ -12,6 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
+import yaml
+
+from gpt.files import read_json
+
 WANDB_SECONDS = 15  # how long training waits for wandb at its start or end (wandb adds up to 12 at the exit)
 
 
@@ -40,13 +44,13 @@ class Mirror:
             self._give_up(f"no answer in {WANDB_SECONDS} s")
 
     def log(self, line: dict) -> None:
-        if self.on and mark(line) not in self._sent:
+        if self.on and line_key(line) not in self._sent:
             self._queue.put(lambda run: self._log(run, line))
 
-    def table(self, rows: list[dict], first_step: int) -> None:
+    def table(self, rows: list[dict]) -> None:
         """Evaluation rows: one wandb.Table, and each measured one as a point over eval_length."""
         if self.on and rows:
-            self._queue.put(lambda run: self._log_rows(run, rows, first_step))
+            self._queue.put(lambda run: self._log_rows(run, rows))
 
     def finish(self, exit_code: int) -> None:
         if not self.on:
@@ -118,18 +122,33 @@ class Mirror:
             self._defined.add(key)
         run.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
 
-    def _log_rows(self, run, rows: list[dict], first_step: int) -> None:
+    def _log_rows(self, run, rows: list[dict]) -> None:
         import wandb
 
         columns = list(dict.fromkeys(k for row in rows for k, value in row.items() if not isinstance(value, list)))
         table = wandb.Table(columns=columns, data=[[row.get(key) for key in columns] for row in rows])
-        run.log({"eval/rows": table}, step=first_step)
-        for step, row in enumerate((row for row in rows if row.get("status") == "ok"), first_step + 1):
+        # without a step: wandb counts on from the last one, where a number of our own could be one it has already
+        run.log({"eval/rows": table})
+        for row in (row for row in rows if row.get("status") == "ok"):
             kinds = [row.get("protocol"), row.get("scaling"), row.get("overflow")]
             kind = "-".join(str(one) for one in kinds if one not in (None, "none"))
             values = {key: row.get(key) for key in ("loss", "tail_loss", "perplexity", "bits_per_byte")}
             points = {f"eval/{kind}/{key}": value for key, value in values.items() if value is not None}
-            run.log({"eval_length": row["eval_length"], **points}, step=step)
+            run.log({"eval_length": row["eval_length"], **points})
+
+
+def mirror_evaluation(folder: Path, rows: list[dict], log: Callable[[str], None] = print) -> None:
+    """Adds rows of eval.jsonl to the wandb run that mirrored the training in `folder`; does nothing if none did.
+
+    The newest call makes the table, so `rows` are all that belong together, not only those of this call.
+    """
+    status = read_json(Path(folder) / "status.json")
+    if not rows or not status.get("wandb"):
+        return
+    config = yaml.safe_load((Path(folder) / "config.yaml").read_text(encoding="utf-8"))
+    mirror = Mirror(Path(folder), config, status["wandb"], log)
+    mirror.table(rows)
+    mirror.finish(0 if status.get("status") == "done" else 1)
 
 
 def wandb_mode(asked: str) -> str:
@@ -160,7 +179,8 @@ def new_wandb_id(config: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def mark(line: dict) -> tuple:
+def line_key(line: dict) -> tuple:
+    """What makes a line of metrics.jsonl the same as one that an earlier process wrote."""
     return (line["step"], *sorted(line))
 
 

@@ -11,14 +11,9 @@ Nothing here knows a model, and nothing imports torch: a sweep asks here which o
 
 import contextlib
 import errno
-import hashlib
-import importlib.metadata
 import json
 import math
 import os
-import platform
-import re
-import secrets
 import shutil
 import signal
 import socket
@@ -26,33 +21,22 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 
-from gpt import checkpoint
-from gpt.errors import ConfigError, RunError, UserError
-from gpt.mirror import Mirror, hide_secrets, mark, new_wandb_id
-
-# How a key of the configuration may differ from what a run's folder holds; all other keys are the run's structure.
-ADDRESS = ("name", "sweep")  # where the folder is, not what is in it
-FREE = (
-    "wandb",
-    "runtime",
-    "eval",
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.eval_tokens",
-)
-UNNAMED = (*ADDRESS, *FREE, "seed", "experiment")  # these make no other name
-TUNABLE = ("optim", "train.steps", "train.batch_size", "train.accumulate")
+from gpt.decide import decide
+from gpt.errors import RunError, UserError
+from gpt.files import read_json, read_json_lines, write_atomic
+from gpt.mirror import Mirror, hide_secrets, line_key, new_wandb_id
+from gpt.naming import run_folder
+from gpt.schema import plain
+from gpt.versions import versions
 
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 0}
 STATUS_SECONDS = 5  # status.json follows the step at most this late
-NAME_LENGTH = 60
 
 
 class Run:
@@ -76,7 +60,7 @@ class Run:
 
     def __init__(self, config: dict, root: Path = Path("runs"), log: Callable[[str], None] = print):
         self.config = plain(config)
-        self.folder = folder_of(self.config, root)
+        self.folder = run_folder(self.config, root)
         self.decision: str | None = None
         self.stop: int | None = None  # the signal that asked to stop
         self.say = log  # where lines for the user go; a progress bar may take over
@@ -122,9 +106,7 @@ class Run:
 
     def resume_at(self, step: int) -> None:
         """Goes on after `step`: forgets later lines of metrics.jsonl, and takes over and reports changed keys."""
-        for key, (old, new) in self._changes.items():
-            self.say(f"{key}: {old} -> {new} from step {step} on")
-            self._status["changes"].append({"step": step, "key": key, "old": old, "new": new})
+        self._record(step, self._changes)
         with writing(self.folder):
             write_atomic(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
             dropped = self._open_metrics(step)
@@ -136,7 +118,7 @@ class Run:
         """A line of metrics.jsonl, on disk at once, then wandb. Lines of a step come before its checkpoint is saved."""
         if self._metrics is None:
             raise RuntimeError("a resumed run calls resume_at(step) before it logs")
-        line = {"step": step, **{key: number(value) for key, value in values.items()}}
+        line = {"step": step, **{key: json_number(value) for key, value in values.items()}}
         with writing(self.folder):
             if os.fstat(self._metrics.fileno()).st_nlink == 0:  # written on, it would be lost without a word
                 raise FileNotFoundError(errno.ENOENT, "metrics.jsonl was removed while the run was at work")
@@ -148,7 +130,10 @@ class Run:
         self._mirror.log(line)
 
     def note(self, **fields) -> None:
-        """Adds fields to status.json, such as device and threads."""
+        """Adds fields to status.json, such as device and threads. Another `dtype` than before is a recorded change."""
+        old = self._status["dtype"]
+        if "dtype" in fields and old not in (None, fields["dtype"]):
+            self._record(self._status["step"], {"dtype": (old, fields["dtype"])})
         self._update(**fields)
 
     def done(self, step: int) -> None:
@@ -176,6 +161,7 @@ class Run:
             "versions": versions(),
             "threads": None,
             "device": None,
+            "dtype": None if fresh else before.get("dtype"),  # what it was trained in so far
             "wandb": None if fresh else before.get("wandb"),  # the id of the wandb run, once there is one
         }
         if fresh:
@@ -187,6 +173,11 @@ class Run:
             self._old_handlers = {number: signal.signal(number, self._on_signal) for number in EXIT_CODES}
         if fresh:
             self._open_mirror()
+
+    def _record(self, step: int, changes: dict) -> None:
+        for key, (old, new) in changes.items():
+            self.say(f"{key}: {old} -> {new} from step {step} on")
+            self._status["changes"].append({"step": step, "key": key, "old": old, "new": new})
 
     def _finish(self, error: BaseException | None) -> None:
         ending = {}
@@ -231,11 +222,11 @@ class Run:
     def _open_metrics(self, step: int) -> set:
         """Keeps the lines up to `step` (whole ones), opens the file behind them and returns the marks of the others."""
         path = self.folder / "metrics.jsonl"
-        lines = read_lines(path)
+        lines = [line for line in read_json_lines(path)[0] if isinstance(line.get("step"), int)]
         kept = [line for line in lines if line["step"] <= step]
         write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed at the end of the run)
-        return {mark(line) for line in lines if line["step"] > step}
+        return {line_key(line) for line in lines if line["step"] > step}
 
     def _open_mirror(self, sent: set = frozenset()) -> None:
         identity = self._status["wandb"] or new_wandb_id(self.config)
@@ -252,7 +243,7 @@ class Follower:
     exit_code = 0
 
     def __init__(self, config: dict, root: Path = Path("runs")):
-        self.folder = folder_of(config, root)
+        self.folder = run_folder(config, root)
         self.checkpoints = self.folder / "checkpoints"
 
     def __enter__(self) -> "Follower":
@@ -272,107 +263,13 @@ class Follower:
     log = note = resume_at = done = nothing
 
 
-# Folders: where, whose, and what to do with one that exists.
-
-
-def folder_name(config: dict, overrides: list[str]) -> str:
-    """A run's name: `name` where it is set, else <position>-s<seed>[-<what else was overridden>].
-
-    Args:
-        config: the composed configuration, plain. Values come from here, so 1e-4 and 0.0001 give one name.
-        overrides: of the command line, such as optim.lr=1e-4, in any order.
-    A hash is added wherever shortening loses something, so no two configurations share a name by accident.
-    Raises ConfigError on a name that cannot be a folder's.
-    """
-    if config.get("name"):
-        return check_name("name", config["name"])
-    given = {}
-    for override in overrides:
-        key, _, text = override.partition("=")
-        key = key.strip().lstrip("+")
-        if not (within(key, UNNAMED) or key in ("position", "position.name") or key.startswith("hydra")):
-            given[key] = text.strip()
-    leaves = {key: value for key, value in flatten(config).items() if not within(key, UNNAMED)}
-    given = {key: leaves.get(key, text) for key, text in sorted(given.items())}
-    short = {key: shorten(key, leaves) for key in (*leaves, *given)}
-    items, lost = [], False
-    for key, value in given.items():
-        text = value if isinstance(value, str) else number_text(value)
-        item = re.sub(r"[^A-Za-z0-9._-]+", "_", short[key] + text)
-        lost |= item != short[key] + text
-        # Whatever could be read as another key, as a further key, or as a value of another type:
-        lost |= any(item.startswith(other) for other in short.values() if other != short[key])
-        lost |= any(part.startswith(other) for part in item.split("-")[1:] for other in short.values())
-        lost |= isinstance(value, str) and bool(re.fullmatch(r"true|false|null|-?[\d.]+(e-?\d+)?", text))
-        items.append(item)
-    head = f"{config['position']['name']}-s{config['seed']}"
-    name = "-".join([head, *items])
-    if lost or len(name) > NAME_LENGTH:
-        text = json.dumps(given, sort_keys=True)
-        name = f"{name[: NAME_LENGTH - 9].rstrip('-._')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return check_name("name", name)
-
-
-def check_name(key: str, name: object) -> str:
-    """`name` if it can be a folder's; raises ConfigError naming `key`."""
-    fine = isinstance(name, str) and 0 < len(name) <= 100 and name.strip(". ") and name == name.strip()
-    if not fine or re.search(r"[/\\\x00-\x1f\x7f]", name):
-        raise ConfigError(key, name, "1 to 100 characters, no slashes, not only dots, no spaces around")
-    return name
-
-
-def folder_of(config: dict, root: Path = Path("runs")) -> Path:
-    """<root>/<sweep>/<name>; raises ConfigError."""
-    return Path(root) / check_name("sweep", config.get("sweep")) / check_name("name", config.get("name"))
+# Folders: whose, and how they end
 
 
 def already_done(config: dict, root: Path = Path("runs")) -> bool:
     """Whether this very run is done. Raises RunError where its folder holds another configuration."""
     config = plain(config)
-    return decide(folder_of(config, root), config)[0] == "skip"
-
-
-def decide(folder: Path, config: dict) -> tuple[str, dict]:
-    """("fresh" | "resume" | "skip", {changed key: (stored, asked)}) for `config` in `folder`; raises RunError."""
-    saved = checkpoint.candidates(folder / "checkpoints")
-    path = folder / "config.yaml"
-    if not path.exists():
-        if saved:
-            raise RunError(f"{path}: is missing beside checkpoints; put it back or choose another name=")
-        return "fresh", {}
-    try:
-        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(stored, dict):
-            raise ValueError("no mapping")
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); put it back or choose another name=") from None
-    changed = differences(stored, config)
-    structure = {key: value for key, value in changed.items() if not within(key, (*ADDRESS, *FREE, *TUNABLE))}
-    if structure:
-        raise RunError(
-            f"{folder}: holds another configuration: {arrows(structure)}; "
-            f"choose another sweep= or name=, or remove it: rm -r {folder}"
-        )
-    tunable = {key: value for key, value in changed.items() if within(key, TUNABLE)}
-    asked, before = config.get("train", {}).get("steps"), stored.get("train", {}).get("steps")
-    if read_json(folder / "status.json").get("status") == "done":
-        grown = asked is not None and before is not None and asked > before
-        if not tunable:
-            return "skip", {}
-        if not grown:
-            raise RunError(
-                f"{folder}: is done after {before} steps, and this cannot change any more: {arrows(tunable)}; "
-                "ask for more train.steps, or choose another sweep= or name="
-            )
-        if not saved:
-            raise RunError(f"{folder}: is done, but its checkpoints are gone, so train.steps={asked} has no start")
-        return "resume", tunable
-    if not saved:
-        return "fresh", {}
-    reached = int(saved[0].name.split("-")[1].split(".")[0])
-    if asked is not None and asked < reached:
-        raise RunError(f"train.steps: got {asked}, allowed: at least {reached}, the step that {folder} has reached")
-    return "resume", tunable
+    return decide(run_folder(config, root), config)[0] == "skip"
 
 
 def hold(folder: Path):
@@ -416,85 +313,7 @@ def mark_killed(folder: Path, error: str) -> None:
             lock.release()
 
 
-def differences(old: dict, new: dict) -> dict:
-    """{dotted key: (old value, new value)} where two plain configurations differ; a missing key counts as null."""
-    old, new = flatten(old), flatten(new)
-    return {key: (old.get(key), new.get(key)) for key in (old | new) if old.get(key) != new.get(key)}
-
-
-def flatten(config: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
-
-
-def within(key: str, sections: Iterable[str]) -> bool:
-    return any(key == section or key.startswith(section + ".") for section in sections)
-
-
-def arrows(changed: dict) -> str:
-    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
-
-
-def shorten(key: str, leaves: dict) -> str:
-    """The last part of a dotted key, where no other key ends so."""
-    last = key.rsplit(".", 1)[-1]
-    return last if sum(leaf.rsplit(".", 1)[-1] == last for leaf in {*leaves, key}) == 1 else key
-
-
-def number_text(value: object) -> str:
-    """The shorter of 0.0001 and 1e-4."""
-    if not isinstance(value, float):
-        return json.dumps(value)
-    if value.is_integer() and abs(value) < 1e7:
-        return str(int(value))
-    head, tail = f"{value:e}".split("e")
-    short = f"{head.rstrip('0').rstrip('.')}e{int(tail)}"
-    return short if float(short) == value and len(short) < len(repr(value)) else repr(value)
-
-
-def plain(config: dict) -> dict:
-    """`config` as it reads back from YAML: no tuples, no shared parts."""
-    return yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(config))))
-
-
-# Small files
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Writes beside, syncs and renames: readers see the old text or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        checkpoint.write_synced(beside, text)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-
-
-def read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The whole lines of a metrics.jsonl; a torn last one is left out."""
-    lines = []
-    with contextlib.suppress(FileNotFoundError):
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-                if isinstance(line, dict) and isinstance(line.get("step"), int):
-                    lines.append(line)
-    return lines
-
-
-def number(value: object) -> object:
+def json_number(value: object) -> object:
     """A tensor or array of one value as a number; JSON has no NaN, so that is null."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -526,41 +345,9 @@ def alive(pid: int) -> bool:
     return True
 
 
-def versions() -> dict:
-    found = {"python": platform.python_version()}
-    for package in ("torch", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return {**found, "nanope": source_revision()}
-
-
-def source_revision() -> dict | None:
-    """{"commit", "dirty"} of the code that runs, None where it is no git checkout."""
-    here = Path(__file__).resolve().parent.parent
-
-    def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
-
-    try:
-        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(git("status", "--porcelain").strip())}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def requeue(say: Callable[[str], None]) -> None:
     """SIGUSR1 is how SLURM announces the end of the allotted time: asks for the same job again."""
     job = os.environ.get("SLURM_JOB_ID")
     if job and shutil.which("scontrol"):
         say(f"requeueing SLURM job {job}")
         subprocess.run(["scontrol", "requeue", job], check=False)
-
-
-def mirror_evaluation(folder: Path, rows: list[dict], log: Callable[[str], None] = print) -> None:
-    """Adds rows of eval.jsonl to the wandb run that mirrored the training in `folder`; does nothing if none did."""
-    status = read_json(Path(folder) / "status.json")
-    if not rows or not status.get("wandb"):
-        return
-    config = yaml.safe_load((Path(folder) / "config.yaml").read_text(encoding="utf-8"))
-    mirror = Mirror(Path(folder), config, status["wandb"], log)
-    mirror.table(rows, first_step=status.get("step", 0) + 1)
-    mirror.finish(0 if status.get("status") == "done" else 1)

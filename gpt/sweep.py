@@ -10,6 +10,7 @@ All jobs are composed and checked before the first one starts, and those that ar
       - override hydra/sweeper: processes
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -29,11 +30,14 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
 from gpt.errors import ConfigError, RunError
-from gpt.run import EXIT_CODES, already_done, folder_of, mark_killed, read_json, read_lines
+from gpt.files import read_json, read_json_lines
+from gpt.naming import run_folder
+from gpt.run import EXIT_CODES, already_done, mark_killed
 from gpt.schema import plain
 
 PLUGINS = "hydra_plugins.nanope"  # Hydra takes plugins only under a name that starts so; there is no such package
 POLL_SECONDS = 0.05
+LAST_SECONDS = 60  # what a job gets to save its step when the sweep itself comes to grief
 
 
 def register(validate: Callable[[dict, list[str]], object], root: Path = Path("runs")) -> None:
@@ -106,7 +110,7 @@ class ProcessLauncher(Launcher):
             composed = self.loader.load_sweep_config(self.config, overrides)
             composed = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
             config = plain(self.validate(OmegaConf.to_container(composed, resolve=True), overrides))
-            folder = folder_of(config, self.root)
+            folder = run_folder(config, self.root)
             done = already_done(config, self.root)
             if folder in owners:
                 raise RunError(
@@ -145,7 +149,7 @@ class Job:
     process: subprocess.Popen | None = None
 
     def start(self, environment: dict, quiet: bool) -> None:
-        """Starts the process: `quiet` ones write to <folder>/output.log, others where we do."""
+        """Starts the process: `quiet` ones write to <folder>/output.log, others where we do. Raises OSError."""
         output = None
         if quiet:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -193,14 +197,15 @@ class Job:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def measure(self) -> None:
+    def look(self) -> None:
         """Takes step and validation loss from the run's folder."""
         status = read_json(self.folder / "status.json")
         self.step = status.get("step")
         if self.seconds is None:
             self.seconds = status.get("seconds")
-        losses = [line["val_loss"] for line in read_lines(self.folder / "metrics.jsonl") if "val_loss" in line]
-        self.val_loss = losses[-1] if losses else None
+        with contextlib.suppress(OSError):
+            lines, _ = read_json_lines(self.folder / "metrics.jsonl")
+            self.val_loss = next((line["val_loss"] for line in reversed(lines) if "val_loss" in line), None)
 
 
 def run_jobs(jobs: list[Job], at_once: int) -> int:
@@ -228,7 +233,7 @@ def run_jobs(jobs: list[Job], at_once: int) -> int:
             for slot, job in enumerate(slots):
                 if job and job.process.poll() is not None:
                     job.end(stopped=bool(stop))
-                    job.measure()
+                    job.look()
                     loss = "" if job.val_loss is None else f", val loss {job.val_loss:.4f}"
                     error = f": {job.error}" if job.error else ""
                     say(f"{number[id(job)]}: {job.result}{loss}, {job.seconds / 60:.1f} min{error}")
@@ -238,19 +243,43 @@ def run_jobs(jobs: list[Job], at_once: int) -> int:
                     environment = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
                     if gpus:
                         environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-                    job.start(environment, quiet)
-                    say(f"{number[id(job)]}: started" + (f", {job.folder}/output.log" if quiet else ""))
+                    try:
+                        job.start(environment, quiet)
+                    except OSError as error:  # a folder that cannot be written, no more processes
+                        job.result, job.error = "failed", f"cannot be started: {error.strerror or error}"
+                        slots[slot] = None
+                        say(f"{number[id(job)]}: failed: {job.error}")
+                    else:
+                        say(f"{number[id(job)]}: started" + (f", {job.folder}/output.log" if quiet else ""))
             time.sleep(POLL_SECONDS)
     finally:
+        end_all([job for job in slots if job and job.process])
         for n, handler in handlers.items():
             signal.signal(n, handler)
-    show(jobs)
+    print_jobs(jobs)
     if stop:
         return EXIT_CODES[stop]
     return 0 if all(job.result in ("done", "done already") for job in jobs) else 1
 
 
-def show(jobs: list[Job]) -> None:
+def end_all(jobs: list[Job]) -> None:
+    """For jobs that are at work though the sweep ends on an error of its own: they save their step and end."""
+    for job in jobs:
+        job.process.terminate()
+    until = time.monotonic() + LAST_SECONDS
+    for job in jobs:
+        try:
+            job.process.wait(max(0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+            job.process.wait()
+            mark_killed(job.folder, "killed, since the sweep ended and it did not")
+    if jobs:
+        with contextlib.suppress(OSError):  # a closed output may be the very reason
+            say(f"the sweep ended on an error; stopped: {', '.join(job.folder.name for job in jobs)}")
+
+
+def print_jobs(jobs: list[Job]) -> None:
     """The table at the end, one line a job."""
     from rich.console import Console
     from rich.markup import escape
@@ -262,7 +291,7 @@ def show(jobs: list[Job]) -> None:
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("error", overflow="fold")
     for job in jobs:
-        job.measure()
+        job.look()
         table.add_row(
             escape(job.folder.name),
             job.result,

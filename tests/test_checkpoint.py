@@ -160,7 +160,7 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch, where):
     (path / where).write_bytes(pickle.dumps(Bomb()))
     if where != "state.json":  # even where the checksums were made to fit
         state = checkpoint.unseal((path / "state.json").read_text())
-        state["files"][where] = checkpoint.describe(path / where)
+        state["files"][where] = checkpoint.fingerprint(path / where)
         (path / "state.json").write_text(checkpoint.seal(state))
     with pytest.raises(CheckpointError):
         checkpoint.load(path)
@@ -211,6 +211,34 @@ def test_prune_keeps_the_last_two_verified_and_the_best(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000020", "step-000040", "step-000050"]
     checkpoint.prune(tmp_path, best_step=None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000040", "step-000050"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_prune_removes_nothing_that_may_be_good(tmp_path, monkeypatch, file):
+    """A disk or network that does not answer for a moment proves no damage; nor does the format of a later version."""
+    for step in (10, 20, 30, 40, 50):
+        save(tmp_path, step)
+    ill = tmp_path / "step-000040" / file
+    real = open
+
+    def open_(path, *args, **kwargs):
+        if os.fspath(path) == str(ill):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", open_)
+        patch.setattr("io.open", open_)
+        with pytest.raises(CheckpointError, match="cannot be read .Input/output error") as error:
+            checkpoint.load(ill.parent)
+        assert not isinstance(error.value, checkpoint.DamagedError)
+        checkpoint.prune(tmp_path, best_step=None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000030", "step-000040", "step-000050"]
+    assert checkpoint.load(ill.parent).step == 40
+    state = checkpoint.unseal((tmp_path / "step-000050" / "state.json").read_text())
+    (tmp_path / "step-000050" / "state.json").write_text(checkpoint.seal({**state, "format": 99}))
+    checkpoint.prune(tmp_path, best_step=None)
+    assert (tmp_path / "step-000050").is_dir()
 
 
 def test_steps_beyond_a_million_stay_in_order(tmp_path):

@@ -1,0 +1,96 @@
+"""A run's name is short, a function of the configuration, and nobody else's."""
+
+import itertools
+import random
+
+import pytest
+
+from gpt.errors import ConfigError
+from gpt.naming import folder_name
+from gpt.run import Run
+from tests.folders import config
+
+
+@pytest.mark.parametrize(
+    "overrides, changes, expected",
+    [
+        ([], {}, "rope-s1"),
+        (["position=rope", "seed=1"], {}, "rope-s1"),
+        (["optim.lr=1e-4"], {"optim__lr": 1e-4}, "rope-s1-lr1e-4"),
+        (["optim.lr=0.0001"], {"optim__lr": 1e-4}, "rope-s1-lr1e-4"),
+        (["++optim.lr=0.0001"], {"optim__lr": 1e-4}, "rope-s1-lr1e-4"),
+        (["model=small"], {}, "rope-s1-modelsmall"),
+        (["position.base=500000"], {"position__base": 500000.0}, "rope-s1-base500000"),
+        (["position.layers=PPPN"], {"position__layers": "PPPN"}, "rope-s1-layersPPPN"),
+        (
+            ["model.dropout=0.2", "optim.lr=2e-3"],
+            {"model__dropout": 0.2, "optim__lr": 2e-3},
+            "rope-s1-dropout0.2-lr2e-3",
+        ),
+        (["model.bias=true"], {"model__bias": True}, "rope-s1-biastrue"),
+        (["model=gpt2-medium"], {}, "rope-s1-modelgpt2-medium"),
+        (["data.name=text"], {"data__name": "text"}, "rope-s1-data.nametext"),
+        (["runtime.dtype=bfloat16"], {"runtime__dtype": "bfloat16"}, "rope-s1-dtypebfloat16"),
+    ],
+)
+def test_folder_names(overrides, changes, expected):
+    assert folder_name(config(name="", **changes), overrides) == expected
+
+
+def test_what_does_not_change_the_run_does_not_change_its_name():
+    ignored = ["position=rope", "seed=3", "sweep=x", "name=", "experiment=smoke", "wandb.mode=offline", "wandb=off"]
+    ignored += ["runtime.device=cpu", "runtime.compile=true", "eval.tokens=1", "train.log_every=1"]
+    ignored += ["train.eval_every=1", "train.eval_tokens=7", "train.checkpoint_every=1"]
+    ignored += ["hydra.mode=RUN", "hydra/launcher=processes", "+experiment=smoke"]
+    for n in (0, 1, len(ignored)):
+        assert folder_name(config(name=""), random.sample(ignored, n)) == "rope-s1"
+
+
+def test_the_order_of_overrides_does_not_matter():
+    made = config(name="", optim__lr=1e-4, model__dropout=0.1, data__path="/a b/c")
+    overrides = ["optim.lr=1e-4", "model.dropout=0.1", "data.path='/a b/c'", "seed=1"]
+    assert len({folder_name(made, list(order)) for order in itertools.permutations(overrides)}) == 1
+
+
+def test_other_configurations_never_share_a_name():
+    """Lists, slashes, =, spaces, long and tricky values: short names of plain characters, all different."""
+    values = [
+        "a",
+        "a/b",
+        "a_b",
+        "a b",
+        "a=b",
+        "a-lr2",
+        "ab",
+        "a,b",
+        "[a]",
+        "é",
+        "ê",
+        "x" * 200,
+        "x" * 201,
+        "../a",
+        "A.b",
+    ]
+    names = {}
+    for path, lr, name in itertools.product(values, (1e-3, 2.5e-4, 1 / 3), ("stdlib", "a")):
+        overrides = [f"data.path={path}", f"optim.lr={lr}", f"data.name={name}"]
+        made = config(name="", data__path=path, optim__lr=lr, data__name=name)
+        names.setdefault(folder_name(made, overrides), set()).add((path, lr, name))
+    assert all(len(which) == 1 for which in names.values())
+    for name in names:
+        assert len(name) <= 60 and set(name) <= set(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+        ), name
+    tags = [folder_name(config(name=""), [f"tokenizer={t}"]) for t in ("byte", "'byte'", "gpt2")]
+    assert len(set(tags)) == 3
+
+
+def test_a_name_given_wins_and_is_checked(tmp_path):
+    assert folder_name(config(name="my run"), ["optim.lr=1"]) == "my run"
+    for bad in ("a/b", "..", ".", "\\x", "a\0b", "a\nb", "x" * 101, " a", "...", 3):
+        with pytest.raises(ConfigError, match="^name: got"):
+            folder_name(config(name=bad), [])
+    for bad in ("", "..", "a/b", None, 3):
+        with pytest.raises(ConfigError, match="^sweep: got"):
+            Run(config(sweep=bad), tmp_path)
+    assert not list(tmp_path.iterdir())
