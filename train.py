@@ -117,9 +117,7 @@ def main(values: dict, overrides: list[str]) -> int:
         with Progress(config.name, step, plan.steps, shown=rt.main) as progress:
             run.say = progress.say
             if step == 0:
-                val_loss = validate()
-                run.log(0, tokens=0, loss=None, lr=None, grad_norm=None, tokens_per_second=None, val_loss=val_loss)
-                progress.update(0, val_loss=val_loss)
+                progress.update(0, val_loss=validate())
             clock, stop = Clock(), rt.agree(run.stop)
             while step < plan.steps and not stop:
                 values = train_step()

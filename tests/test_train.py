@@ -40,7 +40,7 @@ def go(*overrides: str) -> int:
 def losses(name: str) -> list[tuple]:
     """(step, tokens, loss, rate, gradient norm) of each line with a loss: the same whenever the run is repeated."""
     keys = ("step", "tokens", "loss", "lr", "grad_norm")
-    return [tuple(line[key] for key in keys) for line in metrics(RUNS / name) if line["loss"] is not None]
+    return [tuple(line[key] for key in keys) for line in metrics(RUNS / name)]
 
 
 def tensors(name: str) -> dict[str, torch.Tensor]:
@@ -109,7 +109,7 @@ def test_twenty_steps_are_ten_and_a_kill_and_ten(monkeypatch, scheme):
     assert status(RUNS / "killed")["status"] == "running"
     assert latest(RUNS / "killed/checkpoints").step == 10
     assert go("name=killed", f"position={scheme}") == 0
-    assert [line["step"] for line in metrics(RUNS / "killed")] == list(range(21))
+    assert [line["step"] for line in metrics(RUNS / "killed")] == list(range(1, 21))
     assert_same_run("straight", "killed")
     assert status(RUNS / "killed")["status"] == "done"
 
@@ -194,7 +194,7 @@ def test_the_rate_that_is_logged_is_applied():
     moved = max(
         float((value - start[key]).abs().max()) for key, value in latest(RUNS / "a/checkpoints").model_state().items()
     )
-    rate = metrics(RUNS / "a")[1]["lr"]
+    rate = metrics(RUNS / "a")[0]["lr"]
     assert rate == pytest.approx(1e-2 / 4)  # the first of three steps of warm-up
     assert moved == pytest.approx(rate, rel=1e-3)
 
@@ -236,7 +236,7 @@ def test_a_bad_number_stops_before_the_optimizer(monkeypatch, capsys, how, words
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: step 8: ") and words in line
     assert status(RUNS / "bad")["status"] == "failed" and status(RUNS / "bad")["error"] == line[len("error: ") :]
-    assert [line["step"] for line in metrics(RUNS / "bad")] == list(range(8))
+    assert [line["step"] for line in metrics(RUNS / "bad")] == list(range(1, 8))
     assert latest(RUNS / "bad/checkpoints").step == 5
     assert all(torch.isfinite(value).all() for value in tensors("bad").values())
     assert go("name=bad") == 0
@@ -260,7 +260,7 @@ def test_a_bad_validation_loss_is_not_saved(monkeypatch):
     with pytest.raises(NonFiniteError, match="step 10: val_loss is nan"):
         go("name=bad", "train.eval_every=5")
     assert latest(RUNS / "bad/checkpoints").step == 5
-    assert [line["step"] for line in metrics(RUNS / "bad")] == list(range(10))
+    assert [line["step"] for line in metrics(RUNS / "bad")] == list(range(1, 10))
 
 
 # A second start with something else
@@ -275,10 +275,10 @@ def test_another_rate_length_and_batch_are_applied_and_logged(monkeypatch, capsy
         assert f"{key}: {old} -> {new} from step 10 on" in said
         assert {"step": 10, "key": key, "old": old, "new": new} in status(RUNS / "a")["changes"]
     lines = metrics(RUNS / "a")
-    assert [line["step"] for line in lines] == list(range(25))
-    assert lines[11]["lr"] < 0.5 * lines[10]["lr"] * 1.2
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    assert lines[10]["lr"] < 0.5 * lines[9]["lr"] * 1.2
     # tokens are those that were read: 10 steps of 4 sequences, 14 of 8
-    assert [line["tokens"] for line in lines] == [64 * n for n in range(11)] + [640 + 128 * n for n in range(1, 15)]
+    assert [line["tokens"] for line in lines] == [64 * n for n in range(1, 11)] + [640 + 128 * n for n in range(1, 15)]
     assert latest(RUNS / "a/checkpoints").state["tokens"] == 640 + 128 * 14
 
 
@@ -314,7 +314,7 @@ def test_damaged_checkpoints(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "warning: step-000010 is damaged and passed over, going on from step-000005" in said
     assert_same_run("straight", "a")
-    assert [line["step"] for line in metrics(RUNS / "a")] == list(range(21))
+    assert [line["step"] for line in metrics(RUNS / "a")] == list(range(1, 21))
 
     stop_after(monkeypatch, 10, "name=b")
     damage(RUNS / "b/checkpoints/step-000005")
@@ -322,7 +322,7 @@ def test_damaged_checkpoints(monkeypatch, capsys):
     with pytest.raises(CheckpointError, match="all checkpoints are damaged .step-000010, step-000005."):
         go("name=b")
     assert status(RUNS / "b")["status"] == "failed"
-    assert [line["step"] for line in metrics(RUNS / "b")] == list(range(11))  # still there
+    assert [line["step"] for line in metrics(RUNS / "b")] == list(range(1, 11))  # still there
 
 
 def test_a_text_that_changed_is_refused(monkeypatch):
@@ -391,7 +391,7 @@ def test_a_folder_that_vanishes_stops_the_run(monkeypatch):
         with pytest.raises(RunError, match="runs/default/a: cannot be written: metrics.jsonl was removed"):
             go("name=a")
     assert not (RUNS / "a").exists()
-    assert go("name=a") == 0 and [line["step"] for line in metrics(RUNS / "a")] == list(range(21))
+    assert go("name=a") == 0 and [line["step"] for line in metrics(RUNS / "a")] == list(range(1, 21))
 
 
 def test_a_disk_that_fills_up_keeps_the_checkpoints(monkeypatch):
@@ -418,13 +418,12 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints(monkeypatch):
 def test_lines_and_status():
     go("name=a", "train.batch_size=6", "train.accumulate=3", "train.log_every=4", "train.eval_every=6")
     lines = metrics(RUNS / "a")
-    assert [line["step"] for line in lines] == [0, 4, 6, 8, 12, 16, 18, 20]
+    assert [line["step"] for line in lines] == [4, 6, 8, 12, 16, 18, 20]
     for line in lines:
         assert {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second"} <= line.keys()
         assert line["tokens"] == line["step"] * 6 * 3 * 16
-        assert ("val_loss" in line) == (line["step"] in (0, 6, 12, 18, 20))
-        assert line["step"] == 0 or all(math.isfinite(line[key]) and line[key] > 0 for key in ("loss", "grad_norm"))
-    assert lines[0]["val_loss"] == pytest.approx(math.log(257), abs=0.1)
+        assert ("val_loss" in line) == (line["step"] in (6, 12, 18, 20))
+        assert all(math.isfinite(line[key]) and line[key] > 0 for key in ("loss", "grad_norm"))
     ended = status(RUNS / "a")
     assert (ended["status"], ended["step"], ended["error"]) == ("done", 20, None)
     assert ended["parameters"]["position"] == 16 * 32 and ended["tokens_a_step"] == 288
@@ -433,14 +432,14 @@ def test_lines_and_status():
 def test_the_loss_falls():
     go("name=a", "model.dropout=0", "train.steps=150", "train.eval_every=150", "train.checkpoint_every=150")
     first, *_, last = metrics(RUNS / "a")
-    assert last["val_loss"] < first["val_loss"] - 2.5  # letters of a few words: far below ln 257
+    assert first["loss"] > 5 and last["val_loss"] < 3  # from ln 257 = 5.55; letters of a few words: far below ln 257
 
 
 def test_checkpoints_that_are_kept():
     go("name=a", "train.checkpoint_every=2", "train.eval_every=4")
     steps = sorted(int(path.name[5:]) for path in (RUNS / "a/checkpoints").iterdir())
     best = latest(RUNS / "a/checkpoints").state["best"]
-    values = {line["step"]: line["val_loss"] for line in metrics(RUNS / "a") if line["step"] and "val_loss" in line}
+    values = {line["step"]: line["val_loss"] for line in metrics(RUNS / "a") if "val_loss" in line}
     assert best == {"step": min(values, key=values.get), "val_loss": min(values.values())}
     assert steps == sorted({18, 20, best["step"]})
 

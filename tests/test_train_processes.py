@@ -108,7 +108,7 @@ def test_kill_9_and_signals_at_random_moments():
         step = saved
     assert train.main(*composed(*STEPS)) == 0
     assert train.main(*composed(*STEPS[1:], "name=straight")) == 0
-    assert [line["step"] for line in metrics(RUN)] == list(range(61))
+    assert [line["step"] for line in metrics(RUN)] == list(range(1, 61))
     assert training(RUN) == training(RUN.parent / "straight")
     ours, theirs = (latest(folder / "checkpoints") for folder in (RUN, RUN.parent / "straight"))
     for kind in ("model_state", "optimizer_state"):
@@ -121,7 +121,7 @@ def test_one_process_a_folder_and_a_second_signal():
         wait_for(reached(5), process)
         with pytest.raises(RunError, match=f"process {process.pid} on {socket.gethostname()} is at work in it"):
             train.main(*composed(*STEPS))
-        assert [line["step"] for line in metrics(RUN)] == list(range(6))
+        assert [line["step"] for line in metrics(RUN)] == list(range(1, 6))
         process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert process.poll() is None  # the step goes on
@@ -141,7 +141,7 @@ def test_two_processes_are_one():
     assert status(RUN)["status"] == "interrupted", Path("err.txt").read_text()
     saved = latest(RUN / "checkpoints")
     lines = metrics(RUN)
-    assert [line["step"] for line in lines] == list(range(saved.step + 1)) and status(RUN)["step"] == saved.step >= 9
+    assert [line["step"] for line in lines] == list(range(1, saved.step + 1)) and status(RUN)["step"] == saved.step >= 9
     assert [path.name for path in RUN.parent.iterdir()] == ["a"]
 
     with pytest.MonkeyPatch.context() as patch:
