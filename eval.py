@@ -20,7 +20,7 @@ def main(values: dict, overrides: list[str]) -> int:
     from gpt.measure import measure, run_folders
     from gpt.mirror import mirror_evaluation
     from gpt.progress import Progress
-    from gpt.report import evaluation_table
+    from gpt.tables import evaluation_table
 
     config = load_evaluation(values)
     rt = runtime.start(config.runtime)
@@ -31,13 +31,13 @@ def main(values: dict, overrides: list[str]) -> int:
             began = time.perf_counter()
             try:
                 found = measure(resolve(folder, log=progress.say), config, rt, log=progress.say)
-            except UserError as error:  # the other runs are measured all the same
-                failures.append(f"{folder}: {error}")
-            else:
                 rows += found.rows
                 seconds = time.perf_counter() - began
-                mirror_evaluation(found.folder, found.new, log=progress.say)
                 progress.say(f"{folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s")
+                if found.new:
+                    mirror_evaluation(found.folder, found.rows, log=progress.say)
+            except (UserError, OSError) as error:  # the other runs are measured all the same
+                failures.append(f"{folder}: {' '.join(str(error).split())}")
             progress.update(done)
     if rows:
         Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows))

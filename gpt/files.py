@@ -1,6 +1,7 @@
 """Small files: written whole or not at all, and read whatever a killed process left of them."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -56,6 +57,26 @@ def read_json_lines(path: Path) -> tuple[list[dict], int]:
             else:
                 bad += 1
     return objects, bad
+
+
+def append_json_line(path: Path, value: dict) -> None:
+    """`value` as one line at the end, on disk, also where several processes append at once. Raises OSError.
+
+    A line that a killed process left torn stays torn; this one begins behind it.
+    """
+    from filelock import FileLock
+
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            size = os.fstat(file).st_size
+            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+            line = (b"\n" if torn else b"") + json.dumps(value, allow_nan=False).encode() + b"\n"
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def sha256_of(path: Path) -> str:

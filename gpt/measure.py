@@ -1,35 +1,25 @@
 """Evaluation of one checkpoint into rows of eval.jsonl; what stands there already is not measured again."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from gpt.checkpoint import Checkpoint
 from gpt.config import EvaluationConfig, RunConfig
 from gpt.corpus import Corpus
-from gpt.errors import ConfigError, LengthError
+from gpt.errors import ConfigError, LengthError, RunError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
+from gpt.files import append_json_line, read_json_lines
 from gpt.model import GPT
 from gpt.restore import corpus_of, restore
-from gpt.results import find_runs
+from gpt.results import find_runs, identity
 from gpt.runtime import Runtime
 
-# What makes two rows the same measurement.
-KEY = (
-    "checkpoint_sha256",
-    "data_sha256",
-    "eval_length",
-    "protocol",
-    "stride",
-    "scaling",
-    "overflow",
-    "block_length",
-    "n_blocks",
-    "dtype",
-)
+MEMORY = "out of memory"  # how such a reason begins
 # What an unsupported row leaves empty.
 NUMBERS = (
     "loss",
@@ -74,16 +64,19 @@ def measure(
 ) -> Measured:
     """The length protocol on a checkpoint: a row for each factor and protocol, appended to eval.jsonl as it is done.
 
-    A length that the scheme or the text does not reach is a row with status `unsupported` and the reason.
-    Raises CheckpointError where the text on disk is not the one of the checkpoint.
+    A length that the scheme or the text does not reach is a row with status `unsupported` and the reason. So is one
+    for which the memory does not suffice, and that one is tried again whenever it is asked for.
+    Raises CheckpointError where the text on disk is not the one of the checkpoint, RunError where the rows cannot be
+    written.
     """
     model, run = restore(checkpoint, runtime.device)
     if config.position.overflow is not None and hasattr(model.position.config, "overflow"):
         model.position.config = replace(model.position.config, overflow=config.position.overflow)
     corpus = corpus_of(run, checkpoint, log=log)
 
-    folder = folder_of(checkpoint)
-    known = {identity(row): row for row in read_rows(folder / "eval.jsonl")}
+    folder = eval_folder(checkpoint)
+    path = folder / "eval.jsonl"
+    known = {identity(row): row for row in read_json_lines(path)[0] if not str(row.get("reason")).startswith(MEMORY)}
     L = model.config.block_size
     stride = config.eval.stride or run.eval.stride or L // 2
     if stride > L:
@@ -107,7 +100,10 @@ def measure(
             if identity(row) not in known:
                 row |= numbers(model, corpus, blocks if factor in factors else None, row, config, runtime)
                 row["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
-                append(folder / "eval.jsonl", row)
+                try:
+                    append_json_line(path, row)
+                except (OSError, NotImplementedError) as error:  # the latter from a file system without locks
+                    raise RunError(f"{path}: cannot be written: {getattr(error, 'strerror', '') or error}") from None
                 known[identity(row)] = row
                 new.append(row)
             rows.append(known[identity(row)])
@@ -154,6 +150,12 @@ def numbers(
             found = sliding(model, corpus.val, blocks, row["factor"], row["stride"], token_bytes, runtime)
     except LengthError as error:
         return empty | {"status": "unsupported", "reason": str(error)}
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        if runtime.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return empty | {"status": "unsupported", "reason": f"{MEMORY} at {row['eval_length']} tokens"}
     if not math.isfinite(found["loss"]):
         return empty | {"status": "unsupported", "reason": f"the loss is {found['loss']}"}
     return empty | found | {"status": "ok", "reason": None}
@@ -165,31 +167,13 @@ def policy(model: GPT, length: int) -> str | None:
     return overflow if overflow != "error" and length > model.config.block_size else None
 
 
-def folder_of(checkpoint: Checkpoint) -> Path:
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a kernel or an allocator says so; a GPU's has a class of its own, the others only words."""
+    words = ("out of memory", "not enough memory", "DefaultCPUAllocator")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
+
+
+def eval_folder(checkpoint: Checkpoint) -> Path:
     """The run's folder; a checkpoint that was taken out of its run keeps its own rows."""
     run = checkpoint.path.resolve().parent.parent
     return run if (run / "config.yaml").is_file() else checkpoint.path
-
-
-def identity(row: dict) -> tuple:
-    return tuple(row.get(key) for key in KEY)
-
-
-def read_rows(path: Path) -> list[dict]:
-    """The whole lines of an eval.jsonl; a torn last one is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
-
-
-def append(path: Path, row: dict) -> None:
-    """One line at the end; behind a torn one, a line of its own."""
-    torn = path.is_file() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(("\n" if torn else "") + json.dumps(row, allow_nan=False) + "\n")

@@ -5,7 +5,8 @@ import math
 import zlib
 from dataclasses import dataclass
 
-from gpt.results import DISJOINT, SLIDING, Comparison, Line, number, ok
+from gpt.comparison import DISJOINT, SLIDING, Comparison, Line
+from gpt.results import is_number, ok
 
 # Colours of Okabe and Ito and of Tol's muted set, which the colour-blind can tell apart; where a colour comes back or
 # is close to another, the marker differs. The six schemes of the first ablation have the six clearest colours.
@@ -341,7 +342,7 @@ def curve(line: Line, factors: tuple) -> tuple[list, list] | None:
         rows = [
             r
             for r in line.rows.get((DISJOINT, factor), {}).values()
-            if ok(r) and number(r["loss"]) and r.get("position_curve")
+            if ok(r) and is_number(r["loss"]) and r.get("position_curve")
         ]
         bins = [tuple(r["position_bins"]) for r in rows]
         if rows:

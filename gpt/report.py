@@ -1,21 +1,17 @@
-"""A folder of runs as something to read: tables, report.md, results.csv and two pictures. Losses in nats per token."""
+"""A folder of runs as something to read: report.md, results.csv and two pictures. Losses in nats per token."""
 
 import csv
 import io
 import os
 import re
 import shlex
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gpt import results as R
-from gpt.results import DISJOINT, SLIDING, Comparison, Line, Mean, Results, count, get, show
+from gpt.comparison import DISJOINT, SLIDING, Comparison, Results, compare, paired, revision
+from gpt.files import write_atomic
+from gpt.results import count, get, is_number, show
+from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out
 
 FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve
     "run position seed step tokens train_length eval_length factor protocol stride scaling overflow block_length "
@@ -24,7 +20,6 @@ FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but 
     "reason"
 ).split()
 CURVE = ("position_curve", "position_bins")
-BEST, TIE = "best", "tie"
 
 
 @dataclass(frozen=True)
@@ -38,17 +33,6 @@ class Report:
     files: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table before it is Markdown or rich: cells are texts, `marks` says which are best or tied with the best."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marks: dict  # (row, column) -> BEST | TIE
-    notes: tuple[str, ...] = ()
-
-
 def write_report(folders: list[Path], out: Path | None = None) -> Report:
     """Compares all runs at or below `folders` and writes report.md, results.csv and the two pictures.
 
@@ -58,7 +42,7 @@ def write_report(folders: list[Path], out: Path | None = None) -> Report:
     from gpt import plots  # matplotlib takes a second to import
 
     folders = [Path(folder) for folder in folders]
-    results = R.compare(folders)
+    results = compare(folders)
     out = Path(out) if out is not None else folders[0]
     out.mkdir(parents=True, exist_ok=True)
     pictures = {}
@@ -72,250 +56,11 @@ def write_report(folders: list[Path], out: Path | None = None) -> Report:
     text, table = markdown(results, folders, out), csv_text(results, out)
     contents = {"report.md": text.encode(), "results.csv": table.encode(), **pictures}
     for name, content in contents.items():
-        write(out / name, content)
+        write_atomic(out / name, content)
     return Report(out, results, text, table, tuple(out / name for name in contents))
 
 
-def write(path: Path, content: bytes) -> None:
-    """All of it or nothing: written beside, then renamed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-# ---- cells
-
-
-def cell(mean: Mean | None, signed: bool = False) -> str:
-    if mean is None:
-        return "–"
-    error = f" ± {mean.sd:.3f}" if mean.sd is not None else f" ({mean.block_se:.3f})" if mean.block_se else ""
-    return (f"{mean.mean:+.3f}" if signed else f"{mean.mean:.3f}") + error
-
-
-def whole(value: object) -> str:
-    return f"{round(value):,}" if R.number(value) else "–"
-
-
-def mark(comparison: Comparison, line: Line, protocol: str, factor: float) -> str | None:
-    best = comparison.best(protocol, factor)
-    if best is None or line is best:
-        return BEST if best else None
-    difference = R.paired(line, best, protocol, factor)
-    return TIE if difference and difference.tie else None
-
-
-def footnotes(comparison: Comparison) -> list[str]:
-    """The reasons of unsupported measurements, each once, in the order of the tables."""
-    reasons = {}
-    for line in comparison.lines:
-        for protocol, factors in ((DISJOINT, comparison.factors), (SLIDING, comparison.sliding)):
-            for factor in factors:
-                reasons.setdefault(line.unsupported(protocol, factor))
-    return [reason for reason in reasons if reason]
-
-
-def losses(comparison: Comparison, protocol: str, factors: tuple, end: tuple[str, ...], more) -> Grid:
-    """A grid with the loss at every factor; `more(line)` gives the cells of the columns `end`."""
-    notes, marks, rows = footnotes(comparison), {}, []
-    for i, line in enumerate(comparison.lines):
-        row = [line.label, str(len(line.runs))]
-        for factor in factors:
-            reason = line.unsupported(protocol, factor)
-            if reason is None and (marked := mark(comparison, line, protocol, factor)):
-                if line.mean(protocol, factor):
-                    marks[i, len(row)] = marked
-            row.append(f"unsupported [{notes.index(reason) + 1}]" if reason else cell(line.mean(protocol, factor)))
-        rows.append((*row, *more(line)))
-    length = comparison.condition.train_length or 0
-    head = ("scheme", "seeds", *(f"{factor:g}x ({round(factor * length)})" for factor in factors), *end)
-    shown = [f"[{i}] {note}" for i, note in enumerate(notes, 1) if any(f"[{i}]" in c for row in rows for c in row)]
-    title = "Disjoint windows" if protocol == DISJOINT else f"Sliding windows, stride {comparison.stride}"
-    return Grid(title, head, tuple(rows), marks, tuple(shown))
-
-
-def grids(comparison: Comparison) -> list[Grid]:
-    """The tables of one comparison: disjoint, sliding, differences seed by seed, cost."""
-    found = []
-    if comparison.factors:
-        low, high = comparison.factors[0], comparison.factors[-1]
-
-        def far(line: Line) -> list[str]:
-            tail = [cell(line.mean(DISJOINT, high, "tail_loss"))] if high > 1 else []
-            change = [cell(line.change(DISJOINT, low, high), signed=True)] if high > low else []
-            return [*change, *tail]
-
-        end = ((f"change {low:g}x→{high:g}x",) if high > low else ()) + ((f"tail at {high:g}x",) if high > 1 else ())
-        found.append(losses(comparison, DISJOINT, comparison.factors, end, far))
-    if comparison.sliding:
-        low, high = comparison.sliding[0], comparison.sliding[-1]
-        end = (f"{high:g}x minus {low:g}x",) if high > low else ()
-        found.append(
-            losses(
-                comparison,
-                SLIDING,
-                comparison.sliding,
-                end,
-                lambda line: [cell(line.change(SLIDING, low, high), signed=True)] * len(end),
-            )
-        )
-    found += [grid for grid in [difference_grid(comparison)] if grid]
-    rows = []
-    for line in comparison.lines:
-        if line.variant:
-            continue
-        speed = R.average(run.speed for run in line.runs.values() if run.speed)
-        val = R.average(run.val_loss for run in line.runs.values() if run.val_loss is not None)
-        bits = line.mean(DISJOINT, 1, "bits_per_byte") if 1 in comparison.factors else None
-        numbers = [
-            whole(line.first("parameters")),
-            whole(line.first("position_parameters")),
-            whole(speed and speed.mean),
-        ]
-        rows.append((line.label, *numbers, cell(val), cell(bits)))
-    head = ("scheme", "parameters", "of the position", "train tokens/s", "final val loss", "bits per byte at 1x")
-    found.append(Grid("Cost and training", head, tuple(rows), {}))
-    return found
-
-
-def difference_grid(comparison: Comparison) -> Grid | None:
-    """Every line minus the best, seed by seed: the spread that all schemes share (easy and hard seeds) falls out."""
-    if not comparison.factors or max((len(line.runs) for line in comparison.lines), default=0) < 2:
-        return None
-    rows, head = [], ["scheme"]
-    bests = {factor: comparison.best(DISJOINT, factor) for factor in comparison.factors}
-    bests = {factor: best for factor, best in bests.items() if best}
-    head += [f"{factor:g}x, minus {best.label}" for factor, best in bests.items()]
-    for line in comparison.lines:
-        row = [line.label]
-        for factor, best in bests.items():
-            difference = None if line is best else R.paired(line, best, DISJOINT, factor)
-            text = "best" if line is best else "–"
-            if difference:
-                error = "" if difference.se is None else f" ± {difference.se:.3f}"
-                text = f"{difference.mean:+.3f}{error}" + (" tie" if difference.tie else "")
-            row.append(text)
-        rows.append(tuple(row))
-    return Grid("Differences, seed by seed", tuple(head), tuple(rows), {})
-
-
-def rich_table(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left", caption=Text("\n".join(grid.notes)), caption_justify="left")
-    for i, name in enumerate(grid.head):
-        table.add_column(Text(name), justify="right" if i else "left", no_wrap=i == 0)
-    for i, row in enumerate(grid.rows):
-        marks = [grid.marks.get((i, j)) for j in range(len(row))]
-        texts = [f"{text} ≈" if m == TIE else text for text, m in zip(row, marks, strict=True)]
-        styles = [{BEST: "bold green", TIE: "green"}.get(m, "") for m in marks]
-        table.add_row(*(Text(text, style=style) for text, style in zip(texts, styles, strict=True)))
-    return table
-
-
-def markdown_table(grid: Grid) -> str:
-    """Padded, so that it reads well raw too."""
-    rows = [list(grid.head)]
-    for i, row in enumerate(grid.rows):
-        words = {BEST: "**{}**", TIE: "{} ≈"}
-        rows.append([words.get(grid.marks.get((i, j)), "{}").format(escape(text)) for j, text in enumerate(row)])
-    widths = [max(len(row[j]) for row in rows) for j in range(len(grid.head))]
-    lines = []
-    for row in rows:
-        padded = [text.rjust(w) if j else text.ljust(w) for j, (text, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("| " + " | ".join(padded) + " |")
-    rule = ["-" * (w + 1) + ":" if j else ":" + "-" * (w + 1) for j, w in enumerate(widths)]
-    lines.insert(1, "|" + "|".join(rule) + "|")
-    notes = "".join(f"\n{note}  " for note in map(escape, grid.notes))
-    return "\n".join(lines) + (f"\n{notes}" if notes else "")
-
-
-def escape(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|")
-
-
-KEY = (
-    "Bold: the lowest loss; ≈: a tie with it (the mean difference over common seeds is smaller than two standard "
-    "errors). {spread} Tail: the targets further than the training length into their window."
-)
-SPREAD = "±: sample standard deviation over seeds."
-BLOCKS = "In brackets: one seed only, so the standard error over blocks of text, not a spread over seeds."
-
-
-def key(comparison: Comparison) -> str:
-    sizes = [len(line.runs) for line in comparison.lines]
-    parts = [SPREAD] * any(n > 1 for n in sizes) + [BLOCKS] * any(n == 1 for n in sizes)
-    return KEY.format(spread=" ".join(parts))
-
-
-# ---- on the terminal
-
-
-def print_table(results: Results | Report, console: Console | None = None) -> None:
-    """The tables of a report, its warnings and the runs that are not in them."""
-    results = results.results if isinstance(results, Report) else results
-    console = console or Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for comparison in results.comparisons:
-        if len(results.comparisons) > 1:
-            console.print(Text(conditions_line(comparison), style="bold"))
-        for grid in grids(comparison):
-            console.print(rich_table(grid))
-    for text in results.warnings:
-        console.print(Text(f"! {text}", style="yellow"))
-    for run, reason in results.left_out:
-        console.print(Text(f"! {run.folder}: {left_out(run, reason)}", style="yellow"))
-
-
-def evaluation_table(rows: Iterable[dict]) -> Table:
-    """What eval.py prints: rows of eval.jsonl, one line for each run, rescaling and overflow policy."""
-    lines, columns, reasons = {}, {}, {}
-    for row in rows:
-        ways = [way for way in (row.get("scaling"), row.get("overflow")) if way and way != "none"]
-        name = f"{row.get('run') or row.get('position')}" + (f" ({', '.join(ways)})" if ways else "")
-        column = (row["protocol"] == SLIDING, row.get("stride") or 0, row["factor"], row.get("eval_length"))
-        columns[column] = None
-        if R.ok(row):
-            value = f"{row['loss']:.4f}" if R.number(row.get("loss")) else str(row.get("loss"))
-        else:
-            value = f"unsupported [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
-        lines.setdefault(name, {})[column] = value
-    table = Table(
-        title="Loss (nats per token)",
-        title_justify="left",
-        caption=Text("\n".join(f"[{i}] {reason}" for reason, i in reasons.items())),
-        caption_justify="left",
-    )
-    table.add_column("run")
-    for column in sorted(columns):
-        sliding, stride, factor, length = column
-        what = f"sliding, stride {stride}" if sliding else "disjoint"
-        table.add_column(Text(f"{what}\n{factor:g}x ({length})"), justify="right")
-    for name, cells in lines.items():
-        table.add_row(Text(name), *(Text(cells.get(column, "–")) for column in sorted(columns)))
-    return table
-
-
 # ---- report.md
-
-
-def left_out(run: R.Run, reason: str) -> str:
-    """Why a run is in no table, in one line with the next command."""
-    error = " ".join(str(run.status.get("error") or "").split())
-    text = f"{run.state}, {reason}" + (f" ({error})" if error else "")
-    return text + (f"; next: python eval.py runs={run.folder}" if reason == "not evaluated" and not error else "")
-
-
-def conditions_line(comparison: Comparison) -> str:
-    c = comparison.condition
-    sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 else ""
-    return (
-        f"data {c.data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
-        f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}"
-    )
 
 
 def markdown(results: Results, folders: list[Path], out: Path) -> str:
@@ -345,6 +90,27 @@ def markdown(results: Results, folders: list[Path], out: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def markdown_table(grid: Grid) -> str:
+    """Padded, so that it reads well raw too."""
+    rows = [list(grid.head)]
+    for i, row in enumerate(grid.rows):
+        words = {BEST: "**{}**", TIE: "{} ≈"}
+        rows.append([words.get(grid.marks.get((i, j)), "{}").format(escape(text)) for j, text in enumerate(row)])
+    widths = [max(len(row[j]) for row in rows) for j in range(len(grid.head))]
+    lines = []
+    for row in rows:
+        padded = [text.rjust(w) if j else text.ljust(w) for j, (text, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("| " + " | ".join(padded) + " |")
+    rule = ["-" * (w + 1) + ":" if j else ":" + "-" * (w + 1) for j, w in enumerate(widths)]
+    lines.insert(1, "|" + "|".join(rule) + "|")
+    notes = "".join(f"\n{note}  " for note in map(escape, grid.notes))
+    return "\n".join(lines) + (f"\n{notes}" if notes else "")
+
+
+def escape(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
 PROTOCOL = """\
 - The validation text is cut into blocks as long as the longest window. Every target is scored once at every length: the
   same tokens, only the window changes.
@@ -364,34 +130,34 @@ def explain(grid: Grid, comparison: Comparison) -> str:
             f"Loss in nats per token; {low:g}x is the control line. Below it, a longer context helps; above, it harms."
         )
     if grid.title.startswith("Differences"):
-        return (
-            "Disjoint loss minus that of the best scheme at that length, over common seeds: mean ± its standard error. "
-            "Tie: smaller than two standard errors."
-        )
+        return INTERVAL
     return "Training speed is the median of each run's log; it compares only runs that had the machine to themselves."
 
 
+INTERVAL = (
+    "Disjoint loss minus that of the best scheme at that length, over common seeds: mean ± half of its two-sided 95% "
+    "interval by Student's t (2 seeds: ±12.71 standard errors, 3: ±4.30, 4: ±3.18, 5: ±2.78). Tie: zero lies in it."
+)
+
+
+def key(comparison: Comparison) -> str:
+    """What bold, ≈, ± and brackets mean, of those that are there."""
+    sizes = [len(line.runs) for line in comparison.lines]
+    parts = ["Bold: the lowest loss."]
+    if any(n > 1 for n in sizes):
+        parts.append("≈: a tie with it, since zero lies in the 95% interval of the difference (table below).")
+        parts.append("±: sample standard deviation over seeds.")
+    if any(n == 1 for n in sizes):
+        parts.append("In brackets: one seed only, so the standard error over blocks of text, not a spread over seeds.")
+    return " ".join([*parts, "Tail: the targets further than the training length into their window."])
+
+
 def findings(comparison: Comparison) -> list[str]:
-    """What the numbers say, in sentences made from them."""
+    """What the numbers say, in sentences made from them; of one seed the numbers alone."""
     found = []
-    trained = [line for line in comparison.lines if not line.variant]
     if comparison.factors:
         low, high = comparison.factors[0], comparison.factors[-1]
-        for factor in dict.fromkeys((low, high)):
-            best = comparison.best(DISJOINT, factor)
-            if best is None:
-                found.append(f"At {factor:g}x no scheme has a value.")
-                continue
-            lines = [line for line in (trained if factor == low else comparison.lines) if line is not best]
-            ties = [line.label for line in lines if mark(comparison, line, DISJOINT, factor) == TIE]
-            text = f"At {factor:g}x the lowest loss is that of **{best.label}**: {cell(best.mean(DISJOINT, factor))}"
-            text += f"; a tie with {' and '.join(ties)}" if ties else ""
-            others = [line for line in lines if line.label not in ties and line.mean(DISJOINT, factor)]
-            if others:
-                worst = max(others, key=lambda line: line.mean(DISJOINT, factor).mean)
-                gap = worst.mean(DISJOINT, factor).mean - best.mean(DISJOINT, factor).mean
-                text += f"; the highest is {worst.label}, {gap:.3f} above"
-            found.append(text + ".")
+        found += [ranking(comparison, factor) for factor in dict.fromkeys((low, high))]
         if high > low:
             changes = [(line.change(DISJOINT, low, high), line.label) for line in comparison.lines]
             changes = sorted(((m.mean, label, m) for m, label in changes if m), key=lambda c: c[:2])
@@ -402,12 +168,17 @@ def findings(comparison: Comparison) -> list[str]:
                 )
     if len(comparison.sliding) > 1:
         low, high = comparison.sliding[0], comparison.sliding[-1]
-        kinds = {"lowers the loss of": [], "raises the loss of": [], "makes no measurable difference to": []}
+        kinds = {
+            "lowers the loss of": [],
+            "raises the loss of": [],
+            "makes no measurable difference to": [],
+            "changes, with one seed and so without a claim, the loss of": [],
+        }
+        lower, higher, same, unknown = kinds.values()
         for line in comparison.lines:
             if move := line.change(SLIDING, low, high):
-                same = move.sd is not None and abs(move.mean) < 2 * move.sd / move.n**0.5
-                kind = list(kinds)[2 if same else int(move.mean > 0)]
-                kinds[kind].append((move.mean, line.label))
+                kind = unknown if move.n == 1 else same if move.tie else higher if move.mean > 0 else lower
+                kind.append((move.mean, line.label))
         parts = [
             f"{kind} {', '.join(f'{label} ({value:+.3f})' for value, label in sorted(lines))}"
             for kind, lines in kinds.items()
@@ -425,10 +196,36 @@ def findings(comparison: Comparison) -> list[str]:
     return found or ["Nothing was measured with disjoint windows."]
 
 
+def ranking(comparison: Comparison, factor: float) -> str:
+    """One sentence on a length: which loss is lowest and how far the highest is above, where seeds in common say so."""
+    lines = [line for line in comparison.lines if line.mean(DISJOINT, factor) and not (line.variant and factor <= 1)]
+    if not lines:
+        return f"At {factor:g}x no scheme has a value."
+    best = comparison.best(DISJOINT, factor, seeds=2)
+    gaps = {line.label: paired(line, best, DISJOINT, factor) for line in lines if best and line is not best}
+    gaps = {label: gap for label, gap in gaps.items() if gap and gap.n > 1}
+    text = f"At {factor:g}x "
+    if gaps:
+        text += f"the lowest mean loss is that of **{best.label}**: {cell(best.mean(DISJOINT, factor))}"
+        ties = [label for label, gap in gaps.items() if gap.tie]
+        text += f"; a tie with {' and '.join(ties)}" if ties else ""
+        above = [(gap.mean, label, gap) for label, gap in gaps.items() if not gap.tie]
+        if above:
+            _, label, gap = max(above)
+            text += f"; the highest is {label}, {gap.mean:.3f} ± {gap.margin:.3f} above"
+        lines = [line for line in lines if line is not best and line.label not in gaps]
+    if lines:
+        numbers = [f"{line.label} {cell(line.mean(DISJOINT, factor))}" for line in sorted(lines, key=lambda x: x.label)]
+        single = len(numbers) > 1 or gaps
+        text += ("; " if gaps else "the loss is: ") + ", ".join(numbers)
+        text += " (no two seeds in common, so no claim)" if single else ""
+    return text + "."
+
+
 def facts(comparison: Comparison) -> list[str]:
     """What was compared: data, model, training, seeds, revision, date."""
     runs, rows = comparison.runs, [row for line in comparison.lines for c in line.rows.values() for row in c.values()]
-    revisions = sorted({r for run in runs if (r := R.revision(run))})
+    revisions = sorted({r for run in runs if (r := revision(run))})
     trained = [str(run.status["updated"])[:10] for run in runs if run.status.get("updated")]
     measured = [row["measured"][:10] for row in rows if row.get("measured")]
     model = {
@@ -440,7 +237,7 @@ def facts(comparison: Comparison) -> list[str]:
     }
     sizes = [f"{word} {values([get(run.config, f'model.{name}') for run in runs])}" for word, name in model.items()]
     batch = [
-        R.number(a := get(r.config, "train.batch_size")) and a * (get(r.config, "train.accumulate") or 1) for r in runs
+        is_number(a := get(r.config, "train.batch_size")) and a * (get(r.config, "train.accumulate") or 1) for r in runs
     ]
     lines = [
         f"- measured on: {conditions_line(comparison)}",

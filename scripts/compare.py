@@ -9,7 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpt.errors import UserError  # noqa: E402
-from gpt.report import print_table, write_report  # noqa: E402
+from gpt.report import write_report  # noqa: E402
+from gpt.tables import print_tables  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -24,7 +25,7 @@ def main(arguments: list[str]) -> int:
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print_table(report)
+    print_tables(report.results)
     print("wrote " + " ".join(str(path) for path in report.files))
     return 0
 

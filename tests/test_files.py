@@ -50,3 +50,36 @@ def test_lines_that_are_no_objects_are_counted_and_left_out(tmp_path):
     objects, bad = files.read_json_lines(path)
     assert objects == [{"a": 1}, {"b": "x\ry\x85"}, {"c": 3}] and bad == 4
     assert json.loads(json.dumps(objects)) == objects
+
+
+def test_a_line_is_appended_whole_behind_a_torn_one(tmp_path):
+    path = tmp_path / "a.jsonl"
+    files.append_json_line(path, {"a": 1})
+    files.append_json_line(path, {"b": "ä\n"})
+    with open(path, "ab") as file:
+        file.write(b'{"c": ')
+    files.append_json_line(path, {"d": 4})
+    assert files.read_json_lines(path) == ([{"a": 1}, {"b": "ä\n"}, {"d": 4}], 1)
+    with pytest.raises(ValueError):
+        files.append_json_line(path, {"e": float("nan")})
+    assert len(path.read_bytes().splitlines()) == 4
+
+
+def test_processes_that_append_at_once_do_not_tear_each_other(tmp_path):
+    """Long lines, also where a torn one is there at the start, which all of them see."""
+    path, children = tmp_path / "a.jsonl", []
+    path.write_bytes(b'{"torn": ')
+    for writer in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                for n in range(25):
+                    files.append_json_line(path, {"writer": writer, "n": n, "filler": str(writer) * 20_000})
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    objects, bad = files.read_json_lines(path)
+    assert bad == 1 and len(path.read_bytes().split(b"\n")) == 1 + 100 + 1
+    assert sorted((one["writer"], one["n"]) for one in objects) == [(w, n) for w in range(4) for n in range(25)]

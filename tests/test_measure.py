@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import eval as evaluation
 import gpt.evaluate
 import gpt.measure
+import gpt.mirror
 import train
 from gpt import checkpoint, cli
 from gpt.checkpoint import latest
@@ -143,6 +145,64 @@ def test_lengths_that_the_text_does_not_reach():
     for row in found[2::3]:
         assert re.fullmatch(r"the validation split has \d+ tokens, factors \[1, 2, 512\] need 8193", row["reason"])
     assert found[0]["block_length"] == 32 and found[2]["block_length"] is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("MPS backend out of memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_length_for_which_the_memory_does_not_suffice(monkeypatch, error):
+    def short(*args):
+        if args[3] == 2:
+            raise error
+        return gpt.evaluate.disjoint(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.measure, "disjoint", short)
+        assert measure("checkpoint=runs/default/rope", "factors=[1,2,4]") == 0
+    found = rows(RUNS / "rope")
+    assert [row["status"] for row in found] == ["ok", "unsupported", "ok", "ok", "ok", "ok"]
+    assert found[1]["reason"] == "out of memory at 32 tokens" and found[1]["loss"] is None
+    assert measure("checkpoint=runs/default/rope", "factors=[1,2,4]") == 0  # tried again, and only that
+    again = rows(RUNS / "rope")
+    assert again[:6] == found and len(again) == 7
+    assert (again[6]["status"], again[6]["eval_length"], again[6]["protocol"]) == ("ok", 32, "disjoint")
+
+
+def test_other_errors_of_a_kernel_are_no_lack_of_memory(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(gpt.measure, "disjoint", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        measure("checkpoint=runs/default/rope", "factors=[1]")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_stops_no_other(capsys):
+    (RUNS / "learned/.eval.jsonl.lock").mkdir()  # root may write everywhere, so permissions would not do
+    (RUNS / "rope/eval.jsonl").mkdir()
+    shutil.copytree(RUNS / "rope", RUNS / "third", ignore=shutil.ignore_patterns("eval.jsonl"))
+    assert measure("runs=runs/default", "factors=[1]") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: runs/default/learned: ")
+    assert first.endswith("/runs/default/learned/eval.jsonl: cannot be written: Is a directory")
+    assert second.startswith("error: runs/default/rope: ") and "Is a directory" in second
+    assert [row["status"] for row in rows(RUNS / "third")] == ["ok", "ok"]
+
+
+def test_wandb_gets_all_rows_when_one_is_new(monkeypatch):
+    sent = []
+    monkeypatch.setattr(gpt.mirror, "mirror_evaluation", lambda folder, rows, log: sent.append((folder.name, rows)))
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    assert measure("checkpoint=runs/default/rope", "factors=[1,2]") == 0
+    assert [(name, len(found)) for name, found in sent] == [("rope", 2), ("rope", 4)]
 
 
 def test_a_torn_line_survives_and_hides_nothing():

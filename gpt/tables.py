@@ -1,0 +1,216 @@
+"""The tables of a comparison, whatever they are written in, and on the terminal. Losses in nats per token."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpt.comparison import DISJOINT, SLIDING, Comparison, Line, Mean, Results, average, paired
+from gpt.results import Run, is_number, ok
+
+BEST, TIE = "best", "tie"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table before it is Markdown or rich: cells are texts, `marks` says which are best or tied with the best."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marks: dict  # (row, column) -> BEST | TIE
+    notes: tuple[str, ...] = ()
+
+
+# ---- cells
+
+
+def cell(mean: Mean | None, signed: bool = False) -> str:
+    if mean is None:
+        return "–"
+    error = f" ± {mean.sd:.3f}" if mean.sd is not None else f" ({mean.block_se:.3f})" if mean.block_se else ""
+    return (f"{mean.mean:+.3f}" if signed else f"{mean.mean:.3f}") + error
+
+
+def whole(value: object) -> str:
+    return f"{round(value):,}" if is_number(value) else "–"
+
+
+def standing(comparison: Comparison, line: Line, protocol: str, factor: float) -> str | None:
+    """BEST, TIE or None."""
+    best = comparison.best(protocol, factor)
+    if best is None or line is best:
+        return BEST if best else None
+    difference = paired(line, best, protocol, factor)
+    return TIE if difference and difference.tie else None
+
+
+def footnotes(comparison: Comparison) -> list[str]:
+    """The reasons of unsupported measurements, each once, in the order of the tables."""
+    reasons = {}
+    for line in comparison.lines:
+        for protocol, factors in ((DISJOINT, comparison.factors), (SLIDING, comparison.sliding)):
+            for factor in factors:
+                reasons.setdefault(line.unsupported(protocol, factor))
+    return [reason for reason in reasons if reason]
+
+
+def losses(comparison: Comparison, protocol: str, factors: tuple, end: tuple[str, ...], more) -> Grid:
+    """A grid with the loss at every factor; `more(line)` gives the cells of the columns `end`."""
+    notes, marks, rows = footnotes(comparison), {}, []
+    for i, line in enumerate(comparison.lines):
+        row = [line.label, str(len(line.runs))]
+        for factor in factors:
+            reason = line.unsupported(protocol, factor)
+            if reason is None and (marked := standing(comparison, line, protocol, factor)):
+                if line.mean(protocol, factor):
+                    marks[i, len(row)] = marked
+            row.append(f"unsupported [{notes.index(reason) + 1}]" if reason else cell(line.mean(protocol, factor)))
+        rows.append((*row, *more(line)))
+    length = comparison.condition.train_length or 0
+    head = ("scheme", "seeds", *(f"{factor:g}x ({round(factor * length)})" for factor in factors), *end)
+    shown = [f"[{i}] {note}" for i, note in enumerate(notes, 1) if any(f"[{i}]" in c for row in rows for c in row)]
+    title = "Disjoint windows" if protocol == DISJOINT else f"Sliding windows, stride {comparison.stride}"
+    return Grid(title, head, tuple(rows), marks, tuple(shown))
+
+
+def grids(comparison: Comparison) -> list[Grid]:
+    """The tables of one comparison: disjoint, sliding, differences seed by seed, cost."""
+    found = []
+    if comparison.factors:
+        low, high = comparison.factors[0], comparison.factors[-1]
+
+        def far(line: Line) -> list[str]:
+            tail = [cell(line.mean(DISJOINT, high, "tail_loss"))] if high > 1 else []
+            change = [cell(line.change(DISJOINT, low, high), signed=True)] if high > low else []
+            return [*change, *tail]
+
+        end = ((f"change {low:g}x→{high:g}x",) if high > low else ()) + ((f"tail at {high:g}x",) if high > 1 else ())
+        found.append(losses(comparison, DISJOINT, comparison.factors, end, far))
+    if comparison.sliding:
+        low, high = comparison.sliding[0], comparison.sliding[-1]
+        end = (f"{high:g}x minus {low:g}x",) if high > low else ()
+        found.append(
+            losses(
+                comparison,
+                SLIDING,
+                comparison.sliding,
+                end,
+                lambda line: [cell(line.change(SLIDING, low, high), signed=True)] * len(end),
+            )
+        )
+    found += [grid for grid in [difference_grid(comparison)] if grid]
+    rows = []
+    for line in comparison.lines:
+        if line.variant:
+            continue
+        speed = average(run.speed for run in line.runs.values() if run.speed)
+        val = average(run.val_loss for run in line.runs.values() if run.val_loss is not None)
+        bits = line.mean(DISJOINT, 1, "bits_per_byte") if 1 in comparison.factors else None
+        numbers = [
+            whole(line.first("parameters")),
+            whole(line.first("position_parameters")),
+            whole(speed and speed.mean),
+        ]
+        rows.append((line.label, *numbers, cell(val), cell(bits)))
+    head = ("scheme", "parameters", "of the position", "train tokens/s", "final val loss", "bits per byte at 1x")
+    found.append(Grid("Cost and training", head, tuple(rows), {}))
+    return found
+
+
+def difference_grid(comparison: Comparison) -> Grid | None:
+    """Every line minus the best, seed by seed: the spread that all schemes share (easy and hard seeds) falls out."""
+    rows, head = [], ["scheme"]
+    bests = {factor: comparison.best(DISJOINT, factor, seeds=2) for factor in comparison.factors}
+    bests = {factor: best for factor, best in bests.items() if best}
+    if not bests:
+        return None
+    head += [f"{factor:g}x, minus {best.label}" for factor, best in bests.items()]
+    for line in comparison.lines:
+        row = [line.label]
+        for factor, best in bests.items():
+            difference = None if line is best else paired(line, best, DISJOINT, factor)
+            text = "best" if line is best else "–"
+            if difference:
+                error = "" if difference.margin is None else f" ± {difference.margin:.3f}"
+                text = f"{difference.mean:+.3f}{error}" + (" tie" if difference.tie else "")
+            row.append(text)
+        rows.append(tuple(row))
+    return Grid("Differences, seed by seed", tuple(head), tuple(rows), {})
+
+
+# ---- on the terminal
+
+
+def rich_table(grid: Grid) -> Table:
+    table = Table(title=grid.title, title_justify="left", caption=Text("\n".join(grid.notes)), caption_justify="left")
+    for i, name in enumerate(grid.head):
+        table.add_column(Text(name), justify="right" if i else "left", no_wrap=i == 0)
+    for i, row in enumerate(grid.rows):
+        marks = [grid.marks.get((i, j)) for j in range(len(row))]
+        texts = [f"{text} ≈" if m == TIE else text for text, m in zip(row, marks, strict=True)]
+        styles = [{BEST: "bold green", TIE: "green"}.get(m, "") for m in marks]
+        table.add_row(*(Text(text, style=style) for text, style in zip(texts, styles, strict=True)))
+    return table
+
+
+def print_tables(results: Results, console: Console | None = None) -> None:
+    """The tables of a report, its warnings and the runs that are not in them."""
+    console = console or Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    for comparison in results.comparisons:
+        if len(results.comparisons) > 1:
+            console.print(Text(conditions_line(comparison), style="bold"))
+        for grid in grids(comparison):
+            console.print(rich_table(grid))
+    for text in results.warnings:
+        console.print(Text(f"! {text}", style="yellow"))
+    for run, reason in results.left_out:
+        console.print(Text(f"! {run.folder}: {left_out(run, reason)}", style="yellow"))
+
+
+def evaluation_table(rows: Iterable[dict]) -> Table:
+    """What eval.py prints: rows of eval.jsonl, one line for each run, rescaling and overflow policy."""
+    lines, columns, reasons = {}, {}, {}
+    for row in rows:
+        ways = [way for way in (row.get("scaling"), row.get("overflow")) if way and way != "none"]
+        name = f"{row.get('run') or row.get('position')}" + (f" ({', '.join(ways)})" if ways else "")
+        column = (row["protocol"] == SLIDING, row.get("stride") or 0, row["factor"], row.get("eval_length"))
+        columns[column] = None
+        if ok(row):
+            value = f"{row['loss']:.4f}" if is_number(row.get("loss")) else str(row.get("loss"))
+        else:
+            value = f"unsupported [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
+        lines.setdefault(name, {})[column] = value
+    table = Table(
+        title="Loss (nats per token)",
+        title_justify="left",
+        caption=Text("\n".join(f"[{i}] {reason}" for reason, i in reasons.items())),
+        caption_justify="left",
+    )
+    table.add_column("run")
+    for column in sorted(columns):
+        sliding, stride, factor, length = column
+        what = f"sliding, stride {stride}" if sliding else "disjoint"
+        table.add_column(Text(f"{what}\n{factor:g}x ({length})"), justify="right")
+    for name, cells in lines.items():
+        table.add_row(Text(name), *(Text(cells.get(column, "–")) for column in sorted(columns)))
+    return table
+
+
+def left_out(run: Run, reason: str) -> str:
+    """Why a run is in no table, in one line with the next command."""
+    error = " ".join(str(run.status.get("error") or "").split())
+    text = f"{run.state}, {reason}" + (f" ({error})" if error else "")
+    return text + (f"; next: python eval.py runs={run.folder}" if reason == "not evaluated" and not error else "")
+
+
+def conditions_line(comparison: Comparison) -> str:
+    c = comparison.condition
+    sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 else ""
+    return (
+        f"data {c.data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
+        f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}"
+    )

@@ -1,0 +1,324 @@
+"""What may be averaged, what is refused, and what a run is called. All runs here are made up, with known answers."""
+
+import json
+import math
+
+import pytest
+
+from gpt import comparison as comparing
+from gpt import plots, report
+from tests.measured_runs import L, config, line, only, row, simple, write_run
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Pictures are drawn, but not turned into files, which takes most of a report's time."""
+    monkeypatch.setattr(plots, "png", lambda made: b"")
+
+
+def test_means_spreads_and_changes_by_hand(tmp_path):
+    for seed, losses in enumerate(([1.0, 1.5, 2.0], [2.0, 2.0, 4.0], [3.0, 4.0, 9.0])):
+        simple(tmp_path, "rope", seed, losses)
+    rope = line(only(tmp_path), "rope")
+    assert rope.mean("disjoint", 1) == comparing.Mean(2.0, 1.0, 3)
+    assert rope.mean("disjoint", 4).sd == pytest.approx(math.sqrt(13))  # 2, 4, 9 around 5: (9 + 1 + 16) / 2
+    assert rope.change("disjoint", 1, 4).mean == 3.0
+    assert rope.change("disjoint", 1, 4).sd == pytest.approx(math.sqrt(7))  # 1, 2, 6 around 3: (4 + 1 + 9) / 2
+
+
+def test_paired_differences_take_out_what_all_schemes_share(tmp_path):
+    easy = [1.0, 2.0, 3.0]
+    for seed, (base, extra) in enumerate(zip(easy, [0.15, 0.2, 0.25], strict=True)):
+        simple(tmp_path, "rope", seed, [base] * 3)
+        simple(tmp_path, "alibi", seed, [base + extra] * 3)
+    comparison = only(tmp_path)
+    difference = comparing.paired(line(comparison, "alibi"), line(comparison, "rope"), "disjoint", 1)
+    assert difference.mean == pytest.approx(0.2) and difference.n == 3
+    assert difference.margin == pytest.approx(4.303 * 0.05 / math.sqrt(3))
+    assert not difference.tie  # though the spread over seeds is 1.0
+
+
+def test_pairs_are_common_seeds_only(tmp_path):
+    for seed, loss in ((0, 1.0), (1, 2.0)):
+        simple(tmp_path, "rope", seed, [loss] * 3)
+    for seed, loss in ((1, 2.5), (2, 9.0)):
+        simple(tmp_path, "alibi", seed, [loss] * 3)
+    found = comparing.compare([tmp_path])
+    comparison = found.comparisons[0]
+    difference = comparing.paired(line(comparison, "alibi"), line(comparison, "rope"), "disjoint", 1)
+    assert difference == comparing.Mean(0.5, None, 1) and not difference.tie
+    assert any("different seeds" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(
+    "extra, tie",
+    [
+        ((0.1, -0.1, 0.09), True),
+        ((0.1, 0.2, 0.3), True),  # 3.5 standard errors, which three seeds give by chance more than once in 20 times
+        ((0.15, 0.2, 0.25), False),
+        ((0.1, 0.11, 0.09), False),
+        ((0, 0, 0), True),
+    ],
+)
+def test_ties_are_by_students_t(tmp_path, extra, tie):
+    for seed in range(3):
+        simple(tmp_path, "rope", seed, [1.0 + seed] * 3)
+        simple(tmp_path, "t5", seed, [1.0 + seed + extra[seed]] * 3)
+    comparison = only(tmp_path)
+    assert comparing.paired(line(comparison, "t5"), line(comparison, "rope"), "disjoint", 1).tie is tie
+    text = report.write_report([tmp_path]).markdown
+    assert ("≈ |" in text) is tie
+
+
+def test_the_table_of_students_t():
+    """The density, integrated from -t to t, is 95%."""
+    for freedom, t in enumerate(comparing.T95, 1):
+        steps = 4000
+        density = [(1 + (t * i / steps) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps + 1)]
+        area = (sum(density) - (density[0] + density[-1]) / 2) * t / steps  # trapezoids, one half
+        scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
+        assert 2 * scale * area == pytest.approx(0.95, abs=1e-4), freedom
+    assert comparing.Mean(1.0, 1.0, 2).margin == pytest.approx(12.706 / math.sqrt(2))
+    assert comparing.Mean(1.0, 1.0, 500).margin == pytest.approx(2.042 / math.sqrt(500))
+
+
+def test_one_seed_has_the_error_over_blocks_and_says_so(tmp_path):
+    simple(tmp_path, "rope", 0, [1.0, 1.5, 2.0])
+    written = report.write_report([tmp_path])
+    assert "**1.000 (0.010)**" in written.markdown and "±" not in written.markdown
+    assert "one seed only" in written.markdown
+    assert any("one seed" in text for text in written.results.warnings)
+
+
+def test_unsupported_is_said_with_its_reason_and_is_no_number(tmp_path):
+    simple(tmp_path, "learned", 0, [1.0, None, None], [1.0, None, None])
+    simple(tmp_path, "rope", 0, [1.1, 1.2, 1.3], [1.0, 1.0, 1.0])
+    comparison = only(tmp_path)
+    learned = line(comparison, "learned")
+    assert learned.mean("disjoint", 4) is None and learned.change("disjoint", 1, 4) is None
+    assert learned.unsupported("disjoint", 4) == "the table has 64 rows" and learned.unsupported("disjoint", 1) is None
+    text = report.write_report([tmp_path]).markdown
+    assert "unsupported [1]" in text and "[1] the table has 64 rows" in text
+    assert "**learned** has no value at 2x, 4x: the table has 64 rows." in text
+
+
+def test_an_overflow_policy_is_its_own_line_and_shares_the_start(tmp_path):
+    rows = [row("learned", 0, f, loss) for f, loss in ((1, 1.0), (2, None), (4, None))]
+    rows += [row("learned", 0, f, loss, overflow="clamp") for f, loss in ((2, 2.0), (4, 3.0))]
+    write_run(tmp_path / "a", config("learned", 0), rows)
+    comparison = only(tmp_path)
+    assert [one.label for one in comparison.lines] == ["learned", "learned (clamp)"]
+    clamp = line(comparison, "learned (clamp)")
+    assert clamp.change("disjoint", 1, 4).mean == 2.0 and clamp.variant
+    assert line(comparison, "learned").unsupported("disjoint", 2)
+    assert comparison.best("disjoint", 1).label == "learned"
+    text = report.write_report([tmp_path]).markdown
+    assert "position.overflow=clamp" in text  # among the commands
+
+
+@pytest.mark.parametrize("way", [{"scaling": "ntk"}, {"overflow": "clamp"}])
+def test_a_way_to_read_on_has_no_value_where_it_was_not_measured(tmp_path, way):
+    """Up to the training length it changes nothing, so the plain value stands for it; beyond, nothing does."""
+    (name,) = way.values()
+    for protocol in ("disjoint", "sliding"):
+        rows = [row("rope", 0, f, loss, protocol) for f, loss in ((1, 1.0), (2, 2.0), (4, 3.0))]
+        rows += [row("rope", 0, 4, 1.5, protocol, **way)]
+        write_run(tmp_path / protocol / "a", config("rope", 0), rows)
+        comparison = only(tmp_path / protocol)
+        other = line(comparison, f"rope ({name})")
+        assert [other.mean(protocol, f) and other.mean(protocol, f).mean for f in (1, 2, 4)] == [1, None, 1.5]
+        assert [line(comparison, "rope").mean(protocol, f).mean for f in (1, 2, 4)] == [1, 2, 3]
+    text = report.write_report([tmp_path / "disjoint"]).markdown
+    cells = next(line for line in text.splitlines() if line.startswith(f"| rope ({name})")).split("|")
+    assert [cell.strip(" *") for cell in cells[3:6]] == ["1.000 (0.010)", "–", "1.500 (0.010)"]
+
+
+# ---- what must not be averaged
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_sha256": "cd" * 32},
+        {"n_targets": 999},
+        {"block_length": 8 * L, "n_blocks": 256},
+        {"train_length": 2 * L},
+        {"tokenizer": "char"},
+        {"dtype": "bfloat16"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_runs_measured_otherwise_are_never_averaged(tmp_path, change):
+    simple(tmp_path, "rope", 0, [1.0, 1.0, 1.0])
+    simple(tmp_path, "rope", 1, [1.0, 1.0, 1.0])
+    rows = [row("rope", 2, f, 100.0, **change) for f in (1, 2, 4)]
+    write_run(tmp_path / "other", config("rope", 2), rows)
+    written = report.write_report([tmp_path])
+    found = written.results
+    assert [len(one.runs) for one in found.comparisons] == [2, 1]
+    assert [one.lines[0].mean("disjoint", 4).mean for one in found.comparisons] == [1.0, 100.0]
+    assert found.warnings[0].startswith("NOT ONE COMPARISON") and next(iter(change)) in found.warnings[0]
+    assert "> **NOT ONE COMPARISON" in written.markdown.split("## ")[0]  # before anything else
+    assert {path.name for path in written.files} >= {"extrapolation-2.png", "per_position-2.png"}
+    (tmp_path / "other" / "eval.jsonl").unlink()
+    report.write_report([tmp_path])
+    assert not (tmp_path / "extrapolation-2.png").exists()  # nothing stale stays beside the new report
+
+
+def test_unsupported_rows_with_nulls_stay_with_their_run(tmp_path):
+    rows = [row("learned", 0, 1, 1.0), row("learned", 0, 2, None, block_length=None, n_blocks=None)]
+    write_run(tmp_path / "a", config("learned", 0), rows)
+    simple(tmp_path, "rope", 0, [1.0, 1.0, 1.0])
+    write_run(tmp_path / "tupe", config("tupe", 0), [row("tupe", 0, f, None) for f in (2, 4)])
+    comparison = only(tmp_path)
+    assert line(comparison, "learned").unsupported("disjoint", 2)
+    assert line(comparison, "tupe").unsupported("disjoint", 4)
+
+
+def test_sliding_rows_on_other_targets_are_left_out_and_named(tmp_path):
+    for seed in range(2):
+        simple(tmp_path, "rope", seed, [1.0] * 3, [1.0] * 3)
+    rows = [row("alibi", 0, f, 1.0) for f in (1, 2, 4)] + [row("alibi", 0, 1, 9.0, "sliding", n_targets=5)]
+    write_run(tmp_path / "alibi", config("alibi", 0), rows)
+    found = comparing.compare([tmp_path])
+    assert line(found.comparisons[0], "alibi").mean("sliding", 1) is None
+    assert any("scored 5 targets" in text for text in found.warnings)
+
+
+def test_of_several_strides_one_is_shown_and_the_others_are_named(tmp_path):
+    rows = [row("rope", 0, 1, 1.0)]
+    rows += [row("rope", 0, 1, 1.0 + stride, "sliding", stride=stride, n_targets=stride) for stride in (16, 48, 32)]
+    write_run(tmp_path / "a", config("rope", 0), rows)
+    found = comparing.compare([tmp_path])
+    assert found.comparisons[0].stride == 32  # half the training length, where it is there
+    assert found.comparisons[0].lines[0].mean("sliding", 1).mean == 33.0
+    assert any("strides 16, 32, 48" in text for text in found.warnings)
+
+
+def test_the_newest_checkpoint_counts_and_its_older_rows_are_named(tmp_path):
+    rows = [row("rope", 0, f, 9.0, step=1000) for f in (1, 2, 4)] + [row("rope", 0, f, 1.0) for f in (1, 2)]
+    write_run(tmp_path / "a", config("rope", 0), rows[::-1])
+    found = comparing.compare([tmp_path])
+    rope = found.comparisons[0].lines[0]
+    assert rope.mean("disjoint", 1).mean == 1.0 and rope.mean("disjoint", 4) is None
+    assert any("3 of older checkpoints" in text for text in found.warnings)
+
+
+def test_the_blocks_that_most_runs_share_are_taken(tmp_path):
+    long = {"block_length": 8 * L, "n_blocks": 256}
+    for seed in range(2):
+        rows = [row("rope", seed, f, 1.0) for f in (1, 2, 4)]
+        rows += [row("rope", seed, f, 2.0, **long) for f in (1, 2, 4, 8)] if seed == 0 else []
+        write_run(tmp_path / str(seed), config("rope", seed), rows)
+    assert only(tmp_path).lines[0].mean("disjoint", 1) == comparing.Mean(1.0, 0.0, 2)
+    with open(tmp_path / "1" / "eval.jsonl", "a") as file:
+        file.writelines(json.dumps(row("rope", 1, f, 2.0, **long)) + "\n" for f in (1, 2, 4, 8))
+    assert only(tmp_path).factors == (1, 2, 4, 8)  # now all have the longer ones
+
+
+def test_an_unfinished_run_is_no_seed_of_the_finished_ones(tmp_path):
+    simple(tmp_path, "rope", 0, [1.0] * 3)
+    rows = [row("rope", 1, f, 9.0, step=500) for f in (1, 2, 4)]
+    write_run(tmp_path / "b", config("rope", 1), rows, status="interrupted")
+    found = comparing.compare([tmp_path])
+    assert {one.label for one in found.comparisons[0].lines} == {"rope", "rope step=500"}
+    assert any("interrupted" in text for text in found.warnings)
+    assert any("not equally trained: steps 500, 2000" in text for text in found.warnings)
+
+
+# ---- labels
+
+
+def test_labels_come_from_the_configuration_not_from_folders(tmp_path):
+    simple(tmp_path, "rope", 0, [1.0] * 3, name="alibi-s9")
+    simple(tmp_path, "rope", 0, [1.1] * 3, name="x", position__base=500000.0)
+    simple(tmp_path, "rope", 0, [1.2] * 3, name="y", position__layers="PPPN")
+    simple(tmp_path, "t5", 0, [1.3] * 3, name="rope-s0")
+    assert [one.label for one in only(tmp_path).lines] == [
+        "rope base=10000",
+        "rope base=500000",
+        "rope layers=PPPN base=10000",
+        "t5",
+    ]
+
+
+def test_what_differs_beside_the_scheme_is_in_the_label_and_named_as_a_confound(tmp_path):
+    simple(tmp_path, "rope", 0, [1.0] * 3, optim__lr=0.002)
+    simple(tmp_path, "t5", 0, [1.0] * 3)
+    found = comparing.compare([tmp_path])
+    assert {one.label for one in found.comparisons[0].lines} == {"rope lr=0.002", "t5 lr=0.001"}
+    assert any("more than the position scheme differs" in text and "optim.lr" in text for text in found.warnings)
+
+
+def test_a_key_that_came_later_is_no_difference(tmp_path):
+    """An older run lacks it, and was trained with what is the default today."""
+    folder = simple(tmp_path, "rope", 0, [1.0] * 3)
+    values = config("rope", 1, optim__lr=0.001) | {"runtime": {"device": "cpu", "attention": "sdpa"}}
+    values["model"] |= {"vocab_multiple": 1}
+    values["position"] |= {"fraction": 1.0}
+    values["optim"] |= {"decay": 0.2}
+    write_run(tmp_path / "new", values, [row("rope", 1, f, 2.0) for f in (1, 2, 4)])
+    found = comparing.compare([tmp_path])
+    assert [one.label for one in found.comparisons[0].lines] == ["rope"] and not found.warnings
+    values["optim"] |= {"decay": 0.3}
+    values["position"] |= {"base": 5e5}
+    write_run(tmp_path / "new", values, [row("rope", 1, f, 2.0) for f in (1, 2, 4)])
+    found = comparing.compare([tmp_path])
+    labels = {one.label for one in found.comparisons[0].lines}
+    assert labels == {"rope base=10000 decay=0.2", "rope base=500000 decay=0.3"}, folder
+    assert any("more than the position scheme differs between the runs: optim.decay" in w for w in found.warnings)
+
+
+def test_the_final_val_loss_is_on_so_many_tokens(tmp_path):
+    """Runs that differ in it are not averaged, and that column alone is said not to compare."""
+    for scheme, seed, tokens in (("rope", 0, 1024), ("rope", 1, 2048), ("t5", 0, 1024)):
+        made = config(scheme, seed)
+        made["train"]["eval_tokens"] = tokens
+        write_run(tmp_path / f"{scheme}{seed}", made, [row(scheme, seed, f, 1.0) for f in (1, 2, 4)])
+    found = comparing.compare([tmp_path])
+    labels = [one.label for one in found.comparisons[0].lines]
+    assert labels == ["rope eval_tokens=1024", "rope eval_tokens=2048", "t5 eval_tokens=1024"]
+    assert any("final val loss is not comparable" in text and "train.eval_tokens" in text for text in found.warnings)
+    assert not any("more than the position scheme" in text for text in found.warnings)
+
+
+def test_other_precisions_of_training_are_a_confound(tmp_path):
+    for seed, dtype in enumerate(("float32", "bfloat16", None)):
+        status = {"status": "done", "dtype": dtype} if dtype else {"status": "done"}
+        rows = [row("rope", seed, f, 1.0) for f in (1, 2)]
+        write_run(tmp_path / str(seed), config("rope", seed), rows, status)
+    assert any("different precisions: bfloat16, float32" in text for text in comparing.compare([tmp_path]).warnings)
+    (tmp_path / "1" / "status.json").write_text('{"status": "done", "dtype": "float32"}')
+    assert not any("precision" in text for text in comparing.compare([tmp_path]).warnings)
+
+
+def test_what_was_measured_again_counts_once(tmp_path):
+    """Where the memory did not suffice at first, the later row stands, wherever it is."""
+    again = row("rope", 0, 2, 1.5)
+    short = row("rope", 0, 2, None, reason="out of memory at 128 tokens")
+    write_run(tmp_path / "a", config("rope", 0), [row("rope", 0, 1, 1.0), short, row("rope", 0, 4, 2.0), again])
+    rope = only(tmp_path).lines[0]
+    assert rope.mean("disjoint", 2).mean == 1.5 and rope.unsupported("disjoint", 2) is None
+
+
+def test_how_often_one_looks_is_no_difference(tmp_path):
+    simple(tmp_path, "rope", 0, [1.0] * 3, train__eval_every=10, wandb__mode="disabled", runtime__device="cuda:1")
+    simple(tmp_path, "rope", 1, [2.0] * 3)
+    found = comparing.compare([tmp_path])
+    assert [one.label for one in found.comparisons[0].lines] == ["rope"]
+    assert not found.warnings
+
+
+def test_two_sweeps_of_one_configuration_are_two_lines(tmp_path):
+    for sweep in ("old", "new"):
+        for seed in range(2):
+            simple(tmp_path / sweep, "rope", seed, [1.0] * 3, sweep=sweep)
+    assert {one.label for one in only(tmp_path).lines} == {"rope sweep=old", "rope sweep=new"}
+
+
+def test_a_copied_run_is_not_a_second_seed(tmp_path):
+    for name in ("a", "b"):
+        simple(tmp_path, "rope", 0, [1.0] * 3, name=name)
+    found = comparing.compare([tmp_path])
+    assert found.comparisons[0].lines[0].mean("disjoint", 1).n == 1
+    assert [(run.folder.name, "same configuration" in why) for run, why in found.left_out] == [("b", True)]

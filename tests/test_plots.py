@@ -1,0 +1,137 @@
+"""The pictures say what they show, and each scheme looks the same everywhere."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from gpt import comparison as comparing
+from gpt import plots
+from tests.measured_runs import ablation, only, simple
+
+
+def legend(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_extrapolation_picture_says_what_it_shows(tmp_path):
+    comparison = only(ablation(tmp_path))
+    figure = plots.extrapolation(comparison)
+    flat, sliding, missing = figure.axes
+    assert flat.get_ylabel() == "loss (nats per token)" and "tokens" in flat.get_xlabel()
+    assert [text.get_text() for text in flat.get_xticklabels()] == ["64\n1x", "128\n2x", "256\n4x"]
+    assert legend(figure)[:3] == ["learned", "rope", "alibi"] and "training length (64 tokens)" in legend(figure)
+    assert flat.get_title(loc="left") == "disjoint windows"
+    assert sliding.get_title(loc="left") == "sliding windows, stride 32"
+    for ax in (flat, sliding):
+        assert [64, 64] in [list(one.get_xdata()) for one in ax.lines]  # the training length
+    rope = next(c for c in flat.containers if c.get_label() == "rope")
+    assert list(rope[0].get_xdata()) == [64, 128, 256] and rope[0].get_ydata()[2] == pytest.approx(1.805)
+    assert rope[0].get_linestyle() == "-"
+    bar = rope[2][0].get_segments()[0]
+    assert bar[1][1] - bar[0][1] == pytest.approx(2 * 0.01 / math.sqrt(2))
+    dotted = next(c for c in sliding.containers if c.get_label() == "rope")[0]
+    assert dotted.get_color() == rope[0].get_color() and dotted.is_dashed()
+    controls = [one.get_ydata()[0] for one in sliding.lines if one.is_dashed() and list(one.get_xdata()) == [0, 1]]
+    assert sorted(controls) == pytest.approx([1.455, 1.475, 1.555])
+    assert [text.get_text() for text in missing.texts] == ["learned: unsupported"]
+    assert list(missing.lines[0].get_xdata()) == [128, 256] and missing.lines[0].get_markerfacecolor() == "white"
+
+
+def test_an_explosion_gets_a_panel_in_which_the_rest_can_be_told_apart(tmp_path):
+    simple(tmp_path, "rope", 0, [1.52, 1.57, 1.8])
+    simple(tmp_path, "alibi", 0, [1.54, 1.53, 1.52])
+    assert len(plots.extrapolation(only(tmp_path)).axes) == 1
+    simple(tmp_path, "nope", 0, [1.6, 3.0, 8.0])
+    wide, near = plots.extrapolation(only(tmp_path)).axes
+    assert wide.get_ylim()[1] > 8 and 1.8 < near.get_ylim()[1] < 3
+    assert "zoom" in near.get_title(loc="left")
+    arrow = [one for one in near.lines if one.get_marker() == "^" and len(one.get_xdata()) == 1]
+    assert len(arrow) == 1 and 64 < arrow[0].get_xdata()[0] < 128  # where nope leaves
+
+
+@pytest.mark.parametrize("losses", [[1.0, None, None], [None, None, None]])
+def test_pictures_of_little(tmp_path, losses):
+    simple(tmp_path, "learned", 0, losses)
+    comparison = only(tmp_path)
+    for draw in (plots.extrapolation, plots.per_position):
+        figure = draw(comparison)
+        texts = [text.get_text() for ax in figure.axes for text in ax.texts]
+        assert ("no supported measurement" in texts) == (losses[0] is None)
+        assert plots.png(figure)
+
+
+def test_the_position_picture_takes_each_schemes_longest_window(tmp_path):
+    ablation(tmp_path)
+    figure = plots.per_position(only(tmp_path))
+    ax = figure.axes[0]
+    drawn = {one.get_label(): one for one in ax.lines}
+    assert max(drawn["learned"].get_xdata()) == 62 and max(drawn["rope"].get_xdata()) == 254
+    assert list(drawn["training length (64 tokens)"].get_xdata()) == [64, 64]
+    assert drawn["rope"].get_ydata()[-1] == pytest.approx(1.805)  # the mean over seeds
+    assert legend(figure)[:3] == ["learned", "rope", "alibi"]
+    assert ax.get_ylabel() == "loss (nats per token)" and ax.get_xlabel() == "position in the window (tokens)"
+
+
+def test_smoothing_never_reaches_across_the_training_length():
+    bins = list(range(0, 257, 4))
+    ys = [1.0 if edge < 64 else 2.0 for edge in bins[:-1]]
+    assert plots.smooth(bins, ys, 64) == ys
+    noisy = [y + (-1) ** i for i, y in enumerate(ys)]
+    assert max(abs(a - b) for a, b in zip(plots.smooth(bins, noisy, 64)[20:60], ys[20:60], strict=True)) < 0.5
+    straight = [float(i) for i in range(64)]
+    assert plots.smooth(bins, straight, 64) == pytest.approx(straight)
+
+
+def made_line(scheme: str, base: str | None = None, overflow: str | None = None) -> comparing.Line:
+    base = base or scheme
+    return comparing.Line(f"{base} ({overflow})" if overflow else base, base, scheme, overflow, "none", {}, {})
+
+
+def test_a_scheme_has_one_colour_whatever_it_is_drawn_with():
+    alone = plots.styles([made_line("rope")])["rope"]
+    many = [made_line(scheme) for scheme in plots.STYLES] + [made_line("rope", "rope base=5"), made_line("unheard_of")]
+    random.Random(3).shuffle(many)
+    found = plots.styles(many)
+    assert found["rope"] == alone and (alone.color, alone.marker) == plots.STYLES["rope"]
+    assert found["unheard_of"] == plots.styles([made_line("unheard_of")])["unheard_of"]
+    assert len({(style.color, style.marker) for style in found.values()}) == len(found) - 1 + (
+        (found["unheard_of"].color, found["unheard_of"].marker) not in plots.STYLES.values()
+    )
+    clamp = plots.styles([made_line("learned"), made_line("learned", overflow="clamp")])
+    assert clamp["learned (clamp)"].color == clamp["learned"].color
+    assert clamp["learned (clamp)"].dashes != "-" and clamp["learned"].dashes == "-"
+
+
+def test_all_schemes_have_a_style():
+    named = (
+        "learned sinusoidal raw_index normalized_index binary concat shaw transformer_xl t5 tupe alibi kerple sandwich "
+        "fire cope rope xpos pope nope randomized hybrid"
+    )
+    assert set(named.split()) == set(plots.STYLES)
+
+
+DEUTAN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+PROTAN = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
+
+
+def seen(colour: str, matrix) -> list[float]:
+    """CIELAB of a colour as someone without green (or red) cones sees it (Machado, Oliveira and Fernandes 2009)."""
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    rgb = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    r, g, b = (min(1, max(0, sum(m * c for m, c in zip(line, rgb, strict=True)))) for line in matrix)
+    xyz = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505, 0.2126 * r + 0.7152 * g + 0.0722 * b
+    xyz += ((0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089,)
+    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
+@pytest.mark.parametrize("matrix", [DEUTAN, PROTAN, ((1, 0, 0), (0, 1, 0), (0, 0, 1))])
+def test_the_colour_blind_can_tell_schemes_apart(matrix):
+    first = ("nope", "learned", "sinusoidal", "rope", "alibi", "t5")
+    for a, b in itertools.combinations(plots.STYLES, 2):
+        (colour, marker), (other, shape) = plots.STYLES[a], plots.STYLES[b]
+        distance = math.dist(seen(colour, matrix), seen(other, matrix))
+        assert distance > 20 or marker != shape, (a, b, distance)
+        assert distance > 15 or not {a, b} <= set(first), (a, b, distance)
