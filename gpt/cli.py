@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gpt import sweep
 from gpt.errors import UserError
+from gpt.schema import flatten
 
 Job = Callable[[dict, list[str]], int]
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -87,11 +88,5 @@ def explain(error: Exception, config_name: str | None = None) -> str:
 
 def known_keys(config_name: str) -> list[str]:
     """Dotted names of all keys of the default configuration."""
-
-    def walk(node: dict, prefix: str):
-        for key, value in node.items():
-            yield prefix + key
-            if isinstance(value, dict):
-                yield from walk(value, f"{prefix}{key}.")
-
-    return list(walk(compose(config_name, []), ""))
+    keys = [key.split(".") for key in flatten(compose(config_name, []))]
+    return list(dict.fromkeys(".".join(key[:n]) for key in keys for n in range(1, len(key) + 1)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt.errors import RunError
-from gpt.results import Run, count, differing, find_runs, get, is_number, label_runs, ok, read_run, setting, show
+from gpt.results import Record, count, differing, find_runs, get, is_number, label_runs, ok, read_run, setting, show
 
 DISJOINT, SLIDING = "disjoint", "sliding"
 # Student's t: how many standard errors two-sided 95% intervals reach to each side, for 2, 3, ... values.
@@ -80,7 +80,7 @@ class Line:
     scheme: str
     overflow: str | None
     scaling: str
-    runs: dict  # seed -> Run
+    runs: dict  # seed -> Record
     rows: dict  # (protocol, factor) -> {seed: row}
 
     @property
@@ -133,7 +133,7 @@ class Comparison:
     stride: int | None
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Record]:
         found = {run.folder: run for line in self.lines for run in line.runs.values()}
         return [found[folder] for folder in sorted(found)]
 
@@ -150,10 +150,10 @@ class Comparison:
 class Results:
     """All that was read: the comparisons (that of the most runs first), and what the reader must know of them."""
 
-    runs: list[Run]
+    runs: list[Record]
     comparisons: list[Comparison]
     warnings: list[str] = field(default_factory=list)
-    left_out: list[tuple[Run, str]] = field(default_factory=list)  # runs without a place in a table, and why
+    left_out: list[tuple[Record, str]] = field(default_factory=list)  # runs without a place in a table, and why
     used: set = field(default_factory=set)  # id(row) of the rows in the tables
     labels: dict = field(default_factory=dict)  # folder -> label
 
@@ -181,7 +181,7 @@ def agrees(part: Condition, whole: Condition) -> bool:
     return all(value in (None, getattr(whole, name)) for name, value in vars(part).items())
 
 
-def conditions(run: Run) -> dict[Condition, list[dict]]:
+def conditions(run: Record) -> dict[Condition, list[dict]]:
     """The rows of the newest checkpoint by what they were measured on.
 
     The number of targets is that of the disjoint rows; sliding and unsupported rows go with those beside them.
@@ -242,7 +242,7 @@ def compare(folders: list[Path]) -> Results:
     return results
 
 
-def drop_twins(measured: list[Run], results: Results) -> None:
+def drop_twins(measured: list[Record], results: Results) -> None:
     """Of runs with the same configuration and seed keeps the first: counted twice, a seed would look like two."""
     seen = {}
     for run in list(measured):
@@ -263,7 +263,7 @@ def share_targets(by_run: dict[Path, dict[Condition, list[dict]]]) -> None:
                 groups.setdefault(home, []).extend(groups.pop(key))
 
 
-def arrange(key: Condition, members: list[tuple[Run, list[dict]]], results: Results) -> Comparison:
+def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: Results) -> Comparison:
     """Puts the rows of one condition into lines."""
     rows = [(run, row) for run, all_rows in members for row in all_rows]
     strides = Counter(stride for run in {run.folder for run, _ in rows} for stride in strides_of(run, rows))
@@ -308,7 +308,7 @@ def arrange(key: Condition, members: list[tuple[Run, list[dict]]], results: Resu
     return Comparison(key, tuple(sorted(lines, key=place)), factors, sliding, stride)
 
 
-def strides_of(folder: Path, rows: list[tuple[Run, dict]]) -> set[int]:
+def strides_of(folder: Path, rows: list[tuple[Record, dict]]) -> set[int]:
     found = {row.get("stride") for run, row in rows if run.folder == folder and row["protocol"] == SLIDING}
     return {stride for stride in found if is_number(stride)}
 
@@ -381,7 +381,7 @@ def warn(results: Results) -> None:
     results.warnings = notes + results.warnings
 
 
-def revision(run: Run) -> str | None:
+def revision(run: Record) -> str | None:
     """The commit that trained the run, and whether its files had been changed since."""
     source = get(run.status, "versions.nanope")
     if not isinstance(source, dict) or not source.get("commit"):

@@ -78,7 +78,7 @@ def markdown(results: Results, folders: list[Path], out: Path) -> str:
         parts.append(f"![Loss against evaluation length](extrapolation{tail}.png)")
         shown = grids(comparison)
         for grid in shown:
-            parts.append(f"{level} {grid.title}\n\n{explain(grid, comparison)}\n\n{markdown_table(grid)}")
+            parts.append(f"{level} {grid.title}\n\n{caption(grid, comparison)}\n\n{markdown_table(grid)}")
         parts.append(f"{level} Loss by position\n\n![Loss by position in the window](per_position{tail}.png)")
         parts.append(f"{level} What was compared\n\n" + "\n".join(facts(comparison)))
     notes = [text for text in results.warnings if text not in alarms]
@@ -121,7 +121,7 @@ PROTOCOL = """\
 - Losses are sums over targets divided by their number, in nats per token; bits per byte ignore the tokenizer."""
 
 
-def explain(grid: Grid, comparison: Comparison) -> str:
+def caption(grid: Grid, comparison: Comparison) -> str:
     if grid.title.startswith("Disjoint"):
         return f"Loss in nats per token at each evaluation length (factor, and length in tokens). {key(comparison)}"
     if grid.title.startswith("Sliding"):

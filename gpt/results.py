@@ -42,7 +42,7 @@ KEY = (
 
 
 @dataclass(frozen=True)
-class Run:
+class Record:
     """One run as its folder tells it. `rows` are the measurements of eval.jsonl, `problems` what could not be read."""
 
     folder: Path
@@ -124,7 +124,7 @@ def find_runs(folders: list[Path]) -> list[Path]:
     return sorted(found)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> Record:
     """One run's folder; whatever is missing or damaged becomes a line of `problems`, never an exception."""
     problems = []
     try:
@@ -153,7 +153,7 @@ def read_run(folder: Path) -> Run:
     if strange := sum(ok(row) and not is_number(row.get("loss")) for row in whole):
         problems.append(f"eval.jsonl: {count(strange, 'row')} with a loss that is no finite number")
     newest = {identity(row): row for row in whole}  # what was measured again, for want of memory, counts once
-    return Run(folder, config, status, tuple(read["metrics.jsonl"]), tuple(newest.values()), tuple(problems))
+    return Record(folder, config, status, tuple(read["metrics.jsonl"]), tuple(newest.values()), tuple(problems))
 
 
 def count(n: int, word: str) -> str:
@@ -198,7 +198,7 @@ def differing(flats: list[dict]) -> list[str]:
     return [key for key in sorted({key for flat in flats for key in flat}) if len(values(key)) > 1]
 
 
-def label_runs(runs: list[Run]) -> dict[Path, str]:
+def label_runs(runs: list[Record]) -> dict[Path, str]:
     """A label for each run: its scheme, then what else sets it apart from the others, from the configurations.
 
     Position parameters are named where runs of the same scheme differ in them, everything else where any run differs.

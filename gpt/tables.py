@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Line, Mean, Results, average, paired
-from gpt.results import Run, is_number, ok
+from gpt.results import Record, is_number, ok
 
 BEST, TIE = "best", "tie"
 
@@ -200,7 +200,7 @@ def evaluation_table(rows: Iterable[dict]) -> Table:
     return table
 
 
-def left_out(run: Run, reason: str) -> str:
+def left_out(run: Record, reason: str) -> str:
     """Why a run is in no table, in one line with the next command."""
     error = " ".join(str(run.status.get("error") or "").split())
     text = f"{run.state}, {reason}" + (f" ({error})" if error else "")

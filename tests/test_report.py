@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import runpy
 import shlex
 import shutil
 import struct
@@ -199,13 +200,14 @@ def test_the_script_writes_into_the_folder_and_prints_the_table(tmp_path):
     assert (tmp_path / "pos" / "report.md").exists()
 
 
-def test_wrong_use_is_one_line_with_the_next_command_and_leaves_nothing(tmp_path):
+def test_wrong_use_is_one_line_with_the_next_command_and_leaves_nothing(tmp_path, capsys):
+    main = runpy.run_path(str(SCRIPT))["main"]
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "pos" / "rope-s0", config("rope", 0), [], "failed")
     for arguments in ([], [tmp_path / "none"], [tmp_path / "empty"], [tmp_path / "pos"], ["--help"]):
-        ended = script(*arguments)
-        assert ended.returncode == 2 and not ended.stdout
-        assert len(ended.stderr.strip().splitlines()) == 1 and "python eval.py runs=" in ended.stderr
+        assert main([str(argument) for argument in arguments]) == 2
+        out, err = capsys.readouterr()
+        assert not out and len(err.strip().splitlines()) == 1 and "python eval.py runs=" in err
     assert "1 run (1 failed), none evaluated" in script(tmp_path / "pos").stderr
     assert not list(tmp_path.rglob("report.md"))
 
