@@ -62,6 +62,9 @@ def report_errors(main: Callable[[], object], config_name: str | None = None) ->
         if "Config group override" not in str(error):
             raise
         fail("null is no option of a group (the scheme without positions is position=nope); --help lists the options")
+    except BrokenPipeError:  # the reader of our output went away: | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:  # before a run is there to save anything
         sys.exit(130)
 

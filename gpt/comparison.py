@@ -362,6 +362,10 @@ def warn(results: Results) -> None:
         precisions = sorted({str(run.status["dtype"]) for run in comparison.runs if run.status.get("dtype")})
         if len(precisions) > 1:
             notes.append(f"the runs were trained in different precisions: {', '.join(precisions)}")
+        hashes = {row.get("train_sha256") for run in comparison.runs for row in run.rows} - {None}
+        texts = sorted(map(short, hashes))
+        if len(texts) > 1:
+            notes.append(f"the runs were trained on different texts: sha256 {', '.join(texts)}")
         seeds = {line.label: line.seeds for line in lines}
         if len({str(s) for s in seeds.values()}) > 1:
             texts = [f"{label} {','.join(map(str, s))}" for label, s in sorted(seeds.items())]

@@ -126,6 +126,7 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
         "position_parameters": count["position"],
         "data": run.data.name,
         "data_sha256": corpus.val_sha256,
+        "train_sha256": corpus.train_sha256,
         "tokenizer": run.tokenizer.name,
         "checkpoint": str(checkpoint.path),
         "checkpoint_sha256": checkpoint.sha256,

@@ -282,6 +282,14 @@ def test_the_final_val_loss_is_on_so_many_tokens(tmp_path):
     assert not any("more than the position scheme" in text for text in found.warnings)
 
 
+def test_other_texts_of_training_are_a_confound(tmp_path):
+    for seed in (0, 1):
+        rows = [row("rope", seed, f, 1.0, train_sha256=f"{seed}" * 64) for f in (1, 2)]
+        write_run(tmp_path / str(seed), config("rope", seed), rows)
+    warnings = comparing.compare([tmp_path]).warnings
+    assert any("trained on different texts: sha256 000000000000, 111111111111" in text for text in warnings)
+
+
 def test_other_precisions_of_training_are_a_confound(tmp_path):
     for seed, dtype in enumerate(("float32", "bfloat16", None)):
         status = {"status": "done", "dtype": dtype} if dtype else {"status": "done"}
