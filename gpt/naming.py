@@ -11,6 +11,7 @@ from gpt.schema import flatten
 
 UNNAMED = (*ADDRESS, *FREE, "seed", "experiment")  # these make no other name
 NAME_LENGTH = 60
+INNER = ("checkpoints", "wandb")  # folders inside a run: who looks for runs does not look there
 
 
 def folder_name(config: dict, overrides: list[str]) -> str:
@@ -53,9 +54,10 @@ def folder_name(config: dict, overrides: list[str]) -> str:
 
 def check_name(key: str, name: object) -> str:
     """`name` if it can be a folder's; raises ConfigError naming `key`."""
-    fine = isinstance(name, str) and 0 < len(name) <= 100 and name.strip(". ") and name == name.strip()
-    if not fine or re.search(r"[/\\\x00-\x1f\x7f]", name):
-        raise ConfigError(key, name, "1 to 100 characters, no slashes, not only dots, no spaces around")
+    fine = isinstance(name, str) and 0 < len(name) <= 100 and not name.startswith(".") and name == name.strip()
+    if not fine or re.search(r"[/\\\x00-\x1f\x7f]", name) or name in INNER:
+        allowed = f"1 to 100 characters, no slashes, no dot first, no spaces around, not {' or '.join(INNER)}"
+        raise ConfigError(key, name, allowed)
     return name
 
 

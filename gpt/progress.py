@@ -1,6 +1,7 @@
 """What a person watches while a run goes on: a bar in a terminal, plain lines elsewhere."""
 
 import contextlib
+import os
 import sys
 import time
 
@@ -65,7 +66,15 @@ class Progress:
         if self.bar:
             self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, flush=True)
+            say(line)
+
+
+def say(line: str) -> None:
+    """Prints a line. Where nobody reads on (`| head`), the work goes on without words: metrics.jsonl has them all."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Clock:

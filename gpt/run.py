@@ -32,6 +32,7 @@ from gpt.errors import RunError, UserError
 from gpt.files import read_json, read_json_lines, write_atomic
 from gpt.mirror import Mirror, hide_secrets, line_key, new_wandb_id
 from gpt.naming import run_folder
+from gpt.progress import say
 from gpt.schema import plain
 from gpt.versions import versions
 
@@ -58,7 +59,7 @@ class Run:
     folder holds another configuration, another process works in it, or it cannot be written.
     """
 
-    def __init__(self, config: dict, root: Path = Path("runs"), log: Callable[[str], None] = print):
+    def __init__(self, config: dict, root: Path = Path("runs"), log: Callable[[str], None] = say):
         self.config = plain(config)
         self.folder = run_folder(self.config, root)
         self.decision: str | None = None

@@ -32,6 +32,7 @@ from omegaconf import OmegaConf
 from gpt.errors import ConfigError, RunError
 from gpt.files import read_json, read_json_lines
 from gpt.naming import run_folder
+from gpt.progress import say
 from gpt.run import EXIT_CODES, already_done, mark_killed
 from gpt.schema import plain
 
@@ -300,11 +301,10 @@ def print_jobs(jobs: list[Job]) -> None:
             "" if job.seconds is None else f"{job.seconds:.0f}",
             escape(job.error),
         )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    with console.capture() as shown:
+        console.print(table)
+    say(shown.get().rstrip("\n"))
 
 
 def machine_threads() -> int:

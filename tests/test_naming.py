@@ -87,10 +87,10 @@ def test_other_configurations_never_share_a_name():
 
 def test_a_name_given_wins_and_is_checked(tmp_path):
     assert folder_name(config(name="my run"), ["optim.lr=1"]) == "my run"
-    for bad in ("a/b", "..", ".", "\\x", "a\0b", "a\nb", "x" * 101, " a", "...", 3):
+    for bad in ("a/b", "..", ".", "\\x", "a\0b", "a\nb", "x" * 101, " a", "...", ".a", "wandb", "checkpoints", 3):
         with pytest.raises(ConfigError, match="^name: got"):
             folder_name(config(name=bad), [])
-    for bad in ("", "..", "a/b", None, 3):
+    for bad in ("", "..", "a/b", ".a", "wandb", "checkpoints", None, 3):
         with pytest.raises(ConfigError, match="^sweep: got"):
             Run(config(sweep=bad), tmp_path)
     assert not list(tmp_path.iterdir())

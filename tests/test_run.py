@@ -241,13 +241,18 @@ from pathlib import Path
 sys.path.insert(0, {repo!r})
 from gpt.run import Run
 import json
-with Run(json.loads({config!r}), Path({root!r}), print) as run:
+with Run(json.loads({config!r}), Path({root!r})) as run:
     print("ready", flush=True)
     step = 0
     while not run.stop and step < 2000:
         step += 1
         run.log(step, loss=1.0)
-        time.sleep(0.005)
+        if "LINES" in os.environ:
+            run.say("a line")
+        else:
+            time.sleep(0.005)
+    if "LINES" in os.environ:
+        run.done(step)
     if {hang}:
         print("stopping", flush=True)
         time.sleep(90)
@@ -295,6 +300,13 @@ def test_slurm_is_asked_to_requeue(tmp_path):
     child.send_signal(signal.SIGUSR1)
     assert child.wait(60) == 0
     assert (tmp_path / "asked").read_text() == "requeue 77\n"
+
+
+def test_a_reader_that_goes_away_stops_no_run(tmp_path):
+    child = start(tmp_path, hang=False, LINES="1")
+    child.stdout.close()
+    assert child.wait(60) == 0
+    assert status(tmp_path / "pos" / "rope-s1")["status"] == "done"
 
 
 def test_handlers_come_back(tmp_path):

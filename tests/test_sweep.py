@@ -39,7 +39,7 @@ def job(raw, overrides):
             run.resume_at(1)
         run.note(threads=os.environ["OMP_NUM_THREADS"], argv=sys.argv)
         run.note(device=os.environ.get("CUDA_VISIBLE_DEVICES"))
-        print("working", flush=True)
+        run.say("working")
         first = run.decision == "fresh"
         run.log(1, loss=1.0, val_loss=1.25 + raw["seed"])
         (run.folder / "checkpoints" / "step-000001").mkdir(parents=True, exist_ok=True)
@@ -310,6 +310,14 @@ def test_no_job_outlives_a_sweep_that_ends_on_an_error(tmp_path, monkeypatch):
     assert here["a"].read_text() == "saved"
     assert json.loads((tmp_path / "b" / "status.json").read_text())["status"] == "failed"
     assert signal.getsignal(signal.SIGTERM) == handlers
+
+
+def test_a_reader_that_goes_away_stops_no_sweep(app):
+    command = [sys.executable, "app.py", "-m", "seed=0,1", "sweep=s"]
+    parent = subprocess.Popen(command, cwd=app, env=environment(QUICK="1"), stdout=subprocess.PIPE)
+    parent.stdout.close()
+    assert parent.wait(120) == 0
+    assert [one["status"] for one in statuses(app, "s").values()] == ["done", "done"]
 
 
 def test_threads_without_a_wish(monkeypatch):
