@@ -147,23 +147,27 @@ class Run:
         before = read_json(self.folder / "status.json")
         fresh = self.decision == "fresh"
         self._clock = time.monotonic()
-        self._before = 0.0 if fresh else before.get("seconds", 0.0)
+
+        def told(key: str, kind: type, default: object) -> object:  # a person or a disk may have put anything there
+            return before[key] if not fresh and type(before.get(key)) is kind else default
+
+        self._before = told("seconds", float, 0.0)
         self._status = {
             "status": "running",
-            "step": 0 if fresh else before.get("step", 0),
+            "step": told("step", int, 0),
             "error": None,
             "traceback": None,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "started": now() if fresh else before.get("started", now()),
+            "started": told("started", str, now()),
             "updated": now(),
             "seconds": self._before,
-            "changes": [] if fresh else before.get("changes", []),
+            "changes": told("changes", list, []),
             "versions": versions(),
             "threads": None,
             "device": None,
-            "dtype": None if fresh else before.get("dtype"),  # what it was trained in so far
-            "wandb": None if fresh else before.get("wandb"),  # the id of the wandb run, once there is one
+            "dtype": told("dtype", str, None),  # what it was trained in so far
+            "wandb": told("wandb", str, None),  # the id of the wandb run, once there is one
         }
         if fresh:
             with writing(self.folder):
@@ -223,10 +227,15 @@ class Run:
     def _open_metrics(self, step: int) -> set:
         """Keeps the lines up to `step` (whole ones), opens the file behind them and returns the marks of the others."""
         path = self.folder / "metrics.jsonl"
-        lines = [line for line in read_json_lines(path)[0] if isinstance(line.get("step"), int)]
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "metrics.jsonl is a folder")
+        lines = [line for line in read_json_lines(path)[0] if type(line.get("step")) is int]
         kept = [line for line in lines if line["step"] <= step]
         write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed at the end of the run)
+        last = max((line["step"] for line in kept), default=0)
+        if step - last >= self.config.get("train", {}).get("log_every", 1):
+            self.say(f"warning: {path}: steps {last + 1} to {step} are not in it, and do not come back")
         return {line_key(line) for line in lines if line["step"] > step}
 
     def _open_mirror(self, sent: set = frozenset()) -> None:
@@ -273,6 +282,10 @@ def already_done(config: dict, root: Path = Path("runs")) -> bool:
     return decide(run_folder(config, root), config)[0] == "skip"
 
 
+class HeldError(RunError):
+    """Another process is at work in the folder."""
+
+
 def hold(folder: Path):
     """The lock of a run's folder, which is made if missing. Dies with its process, so a dead holder's is free."""
     from filelock import FileLock, Timeout
@@ -284,7 +297,7 @@ def hold(folder: Path):
             lock.acquire(timeout=0)
         except Timeout:
             status = read_json(folder / "status.json")
-            raise RunError(
+            raise HeldError(
                 f"{folder}: process {status.get('pid', '?')} on {status.get('host', '?')} is at work in it; "
                 "wait for its end or choose another sweep= or name="
             ) from None
@@ -295,9 +308,21 @@ def read_status(folder: Path) -> dict:
     """status.json, {} if there is none; a run whose process is gone is interrupted, whatever it last wrote."""
     status = read_json(Path(folder) / "status.json")
     here = status.get("status") == "running" and status.get("host") == socket.gethostname()
-    if here and not alive(status.get("pid", 0)):
-        status.update(status="interrupted", error=f"process {status['pid']} was killed")
+    if here and not alive(status.get("pid")):
+        status.update(status="interrupted", error=f"process {str(status.get('pid'))[:20]} was killed")
     return status
+
+
+def holder(folder: Path) -> str:
+    """Which process is at work in a run's folder, in words; "" where none is."""
+    status = read_status(folder)
+    if status.get("status") == "running":
+        with contextlib.suppress(RunError):
+            try:
+                hold(folder).release()
+            except HeldError:
+                return f"process {status.get('pid', '?')} on {status.get('host', '?')} is at work in it"
+    return ""
 
 
 def mark_killed(folder: Path, error: str) -> None:
@@ -336,10 +361,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def alive(pid: int) -> bool:
+def alive(pid: object) -> bool:
+    if type(pid) is not int or pid < 1:
+        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

@@ -33,7 +33,7 @@ from gpt.errors import ConfigError, RunError
 from gpt.files import read_json, read_json_lines
 from gpt.naming import run_folder
 from gpt.progress import say
-from gpt.run import EXIT_CODES, already_done, mark_killed
+from gpt.run import EXIT_CODES, already_done, holder, mark_killed
 from gpt.schema import plain
 
 PLUGINS = "hydra_plugins.nanope"  # Hydra takes plugins only under a name that starts so; there is no such package
@@ -137,7 +137,10 @@ class ProcessLauncher(Launcher):
 
 @dataclass
 class Job:
-    """One job: `result` is "done already", "not started", "running" or what its status.json said at the end."""
+    """One job: `result` is "done already", "not started", "running" or what its status.json said at the end.
+
+    "running elsewhere" where another process is at work in its folder.
+    """
 
     folder: Path
     command: list[str]
@@ -147,6 +150,7 @@ class Job:
     val_loss: float | None = None
     seconds: float | None = None
     started: float = 0.0
+    said: int = 0  # where in output.log this process begins
     process: subprocess.Popen | None = None
 
     def start(self, environment: dict, quiet: bool) -> None:
@@ -155,6 +159,7 @@ class Job:
         if quiet:
             self.folder.mkdir(parents=True, exist_ok=True)
             output = open(self.folder / "output.log", "ab")  # noqa: SIM115 (closed below)
+            self.said = output.tell()
         try:
             self.process = subprocess.Popen(
                 self.command,
@@ -180,33 +185,39 @@ class Job:
             why = f"killed by {signal.Signals(-code).name}" + (", out of memory?" if code == -signal.SIGKILL else "")
         if code < 0 and stopped and not status:
             self.result, self.error = "interrupted", ""
-        elif code < 0 or status.get("status") == "running":
+        elif code and not status and (other := holder(self.folder)):
+            self.result, self.error = "running elsewhere", other
+        elif (code < 0 and not status) or status.get("status") == "running":
             mark_killed(self.folder, why)
             self.result, self.error = "failed", why
         elif code and not status:
             self.result, self.error = "failed", self.last_words() or why
         else:
-            self.result, self.error = status.get("status", "done"), status.get("error") or ""
+            self.result, self.error = str(status.get("status", "done")), str(status.get("error") or "")
             if self.result == "done" and code:
                 self.result, self.error = "failed", why
         self.seconds = time.monotonic() - self.started
 
     def last_words(self) -> str:
+        """The error in its output, else its last line; another sweep's job may write there too."""
         try:
-            lines = (self.folder / "output.log").read_text(encoding="utf-8", errors="replace").split("\n")
+            text = (self.folder / "output.log").read_bytes()[self.said :].decode("utf-8", errors="replace")
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or [""])[-1]
 
     def look(self) -> None:
         """Takes step and validation loss from the run's folder."""
         status = read_json(self.folder / "status.json")
         self.step = status.get("step")
-        if self.seconds is None:
-            self.seconds = status.get("seconds")
+        if self.seconds is None and isinstance(status.get("seconds"), float):
+            self.seconds = status["seconds"]
         with contextlib.suppress(OSError):
             lines, _ = read_json_lines(self.folder / "metrics.jsonl")
-            self.val_loss = next((line["val_loss"] for line in reversed(lines) if "val_loss" in line), None)
+            losses = [line["val_loss"] for line in lines if isinstance(line.get("val_loss"), float)]
+            self.val_loss = losses[-1] if losses else None
 
 
 def run_jobs(jobs: list[Job], at_once: int) -> int:

@@ -187,6 +187,43 @@ def test_another_precision_on_the_way_is_a_change(tmp_path):
     assert lines == ["dtype: bfloat16 -> float32 from step 20 on"]
 
 
+@pytest.mark.parametrize("kept, missing", [(0, "1 to 20"), (1, "11 to 20"), (2, None)])
+def test_lines_that_are_gone_are_said_to_be(tmp_path, kept, missing):
+    with Run(config(), tmp_path, quiet) as run:
+        fake_checkpoint(run.folder, 20)
+        for step in (10, 20):
+            run.log(step, loss=1.0)
+    path, lines = run.folder / "metrics.jsonl", []
+    text = path.read_text().splitlines(keepends=True)[:kept]
+    path.write_text("".join(text) + '{"step": true}\n') if kept else path.unlink()
+    with Run(config(), tmp_path, lines.append) as run:
+        run.resume_at(20)
+    assert lines == ([f"warning: {path}: steps {missing} are not in it, and do not come back"] if missing else [])
+    assert [line["step"] for line in metrics(run.folder)] == [10, 20][:kept]
+
+
+def test_a_folder_in_place_of_the_metrics_is_named(tmp_path):
+    (tmp_path / "pos" / "rope-s1" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(RunError, match="rope-s1: cannot be written: metrics.jsonl is a folder"):
+        Run(config(), tmp_path, quiet).__enter__()
+
+
+@pytest.mark.parametrize("value", ["x", None, 10**400, -1, 0, True, [3], {}])
+def test_a_damaged_status_stops_no_run(tmp_path, value):
+    with Run(config(), tmp_path, quiet) as run:
+        fake_checkpoint(run.folder, 20)
+    keys = ("step", "pid", "started", "seconds", "changes", "dtype", "wandb", "error")
+    damaged = {**status(run.folder), "status": "running", **dict.fromkeys(keys, value)}
+    for found in (damaged, {**damaged, "host": value, "status": value}):
+        (run.folder / "status.json").write_text(json.dumps(found))
+        assert read_status(run.folder)["status"] == ("interrupted" if found is damaged else value)
+        with Run(config(optim__lr=0.5), tmp_path, quiet) as run:
+            run.note(dtype="float32")
+            run.resume_at(20)
+            run.log(30, loss=1.0)
+        assert status(run.folder)["status"] == "interrupted" and status(run.folder)["step"] == 30
+
+
 # How it ended
 
 

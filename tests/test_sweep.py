@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpt import sweep
+from gpt.run import Run
 from gpt.sweep import Job
+from tests.folders import config, quiet
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -310,6 +312,37 @@ def test_no_job_outlives_a_sweep_that_ends_on_an_error(tmp_path, monkeypatch):
     assert here["a"].read_text() == "saved"
     assert json.loads((tmp_path / "b" / "status.json").read_text())["status"] == "failed"
     assert signal.getsignal(signal.SIGTERM) == handlers
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_run_that_another_process_works_on_runs_elsewhere(tmp_path, capsys, at_once):
+    with Run(config(), tmp_path, quiet) as run:
+        code = f"from pathlib import Path; Path({str(tmp_path / 'b')!r}).mkdir(exist_ok=True); raise SystemExit(2)"
+        jobs = [made_job(run.folder, code), made_job(tmp_path / "b", code)]
+        assert sweep.run_jobs(jobs, at_once) == 1
+    assert [job.result for job in jobs] == ["running elsewhere", "failed"]
+    assert jobs[0].error.startswith(f"process {os.getpid()} on ") and jobs[0].error in capsys.readouterr().out
+
+
+def test_the_last_words_are_those_of_the_job(tmp_path):
+    (tmp_path / "output.log").write_text("error: of the day before\n")
+    job = made_job(tmp_path, "print('at work\\nerror: no text\\nstep 7 of another sweep'); raise SystemExit(2)")
+    other = made_job(tmp_path / "b", "print('at work'); raise SystemExit(2)")
+    assert sweep.run_jobs([job, other], 2) == 1
+    assert (job.error, other.error) == ("error: no text", "at work")
+
+
+def test_what_a_run_says_of_its_end_counts(tmp_path):
+    """Such as one that has saved its step, and gets the next signal when its handlers are gone."""
+    code = "import json, os, signal; from pathlib import Path; status = {'pid': os.getpid(), 'status': 'interrupted'}; "
+    code += f"Path({str(tmp_path / 'status.json')!r}).write_text(json.dumps(status | {{'seconds': 'x', 'error': 3}})); "
+    code += "os.kill(os.getpid(), signal.SIGTERM)"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "val_loss": "low"}\n')
+    job = made_job(tmp_path, code)
+    assert sweep.run_jobs([job], 1) == 1 and job.result == "interrupted"
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "interrupted"
+    job.seconds = None
+    sweep.print_jobs([job])  # a status that a person damaged breaks no table
 
 
 def test_a_reader_that_goes_away_stops_no_sweep(app):
