@@ -35,7 +35,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        report_errors(main, "train")
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; nothing half-prepared is left")
+    report_errors(main, "train")

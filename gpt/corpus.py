@@ -22,6 +22,7 @@ from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 FORMAT = 1  # to be raised when the same source gives other files; part of the folder's name
 SPLITS = ("train", "val")
 BLOCK = 2**20  # ids checked at a time
+LONGEST = 128  # bytes of the longest token of any tokenizer here
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def open_checked(folder: Path) -> Corpus:
     """`open_corpus`, whose errors do not say how to mend it."""
     meta = _read_meta(folder / "meta.json")
     try:
-        tokenizer = load_tokenizer(meta["tokenizer"])
+        tokenizer, _ = load_tokenizer(meta["tokenizer"]), text(meta["source"])
         if tokenizer.sha256 != meta["tokenizer_sha256"]:
             raise DataError(f"{folder / 'meta.json'}: its tokenizer does not have the sha256 that is written beside it")
         opened = {}
@@ -99,15 +100,36 @@ def open_checked(folder: Path) -> Corpus:
             if starts[0] != 0 or np.any(starts[1:] < starts[:-1]) or starts[-1] >= count:
                 raise DataError(f"{folder}/{split}_documents.npy: starts must rise from 0 and stay below {count:,}")
             counts = meta["splits"][split]
-            if (counts["documents"], counts["tokens"]) != (len(starts), count) or counts["bytes"] < 1:
+            fits = 0 < whole(counts["bytes"]) <= LONGEST * count
+            if (whole(counts["documents"]), whole(counts["tokens"])) != (len(starts), count) or not fits:
                 raise DataError(f"{folder / 'meta.json'}: the counts of {split} are not those of its files")
         sha256 = {split: meta["files"][f"{split}.npy"]["sha256"] for split in SPLITS}
-        _ = meta["source"], meta["fingerprint"], meta["skipped"].items()
+        _ = meta["fingerprint"], [whole(count) for count in meta["skipped"].values()]
         return Corpus(
-            meta["name"], folder, tokenizer, meta, **opened, train_sha256=sha256["train"], val_sha256=sha256["val"]
+            text(meta["name"]),
+            folder,
+            tokenizer,
+            meta,
+            **opened,
+            train_sha256=sha256["train"],
+            val_sha256=sha256["val"],
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / 'meta.json'}: something is missing or of another type ({error})") from None
+
+
+def whole(value: object) -> int:
+    """`value` if it is a whole number; raises TypeError."""
+    if type(value) is not int:
+        raise TypeError(f"{str(value)[:40]!r} is no whole number")
+    return value
+
+
+def text(value: object) -> str:
+    """`value` if it is a text; raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return value
 
 
 def _read_meta(path: Path) -> dict:
@@ -117,7 +139,7 @@ def _read_meta(path: Path) -> dict:
         raise DataError(f"{path}: not there, so this is no prepared corpus") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not whole ({error})") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         given = meta.get("format") if isinstance(meta, dict) else meta
@@ -128,44 +150,39 @@ def _read_meta(path: Path) -> dict:
 def _open_file(path: Path, said: dict, vocab_size: int | None) -> np.ndarray:
     """The array in `path`, memory-mapped, if it is what meta.json `said`: size, type, count, sha256, ids."""
     dtype = np.dtype(np.uint64) if vocab_size is None else id_dtype(vocab_size)
+    expected, expected_sha256 = whole(said["size"]), text(said["sha256"])
     try:
         size = path.stat().st_size
-        with open(path, "rb") as file:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("not version 1.0")
-            shape, _, found = np.lib.format.read_array_header_1_0(file)
-            offset = file.tell()
+        if size != expected:
+            raise DataError(f"{path}: {size:,} bytes, expected {expected:,}, as meta.json says")
+        known = read_json(_sidecar(path)).get("verified") if size > LARGE else None
+        verified = [size, path.stat().st_mtime_ns, expected_sha256]
+        if known != verified and (sha256 := sha256_of(path)) != expected_sha256:
+            raise DataError(f"{path}: damaged, its sha256 is {sha256[:12]}…, meta.json says {expected_sha256[:12]}…")
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path}: not there") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise DataError(f"{path}: {size:,} bytes, but no .npy file ({error})") from None
-    if found != dtype:
-        raise DataError(f"{path}: holds {found}, expected {dtype}")
-    if len(shape) != 1 or shape[0] < 1:
-        raise DataError(f"{path}: has the shape {shape}, expected one dimension and at least one entry")
-    count = shape[0]
-    if size != offset + count * dtype.itemsize:
-        expected = f"{offset + count * dtype.itemsize:,} bytes ({count:,} entries of {dtype})"
-        raise DataError(f"{path}: {size:,} bytes, expected {expected}")
-    if (size, count, dtype.name) != (said["size"], said["count"], said["dtype"]):
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except DataError:
+        raise
+    except Exception as error:  # numpy's reading of a header lets errors of Python's own parser through
+        raise DataError(f"{path}: {size:,} bytes, but no .npy file of numbers ({str(error)[:100]})") from None
+    if array.dtype != dtype:
+        raise DataError(f"{path}: holds {array.dtype}, expected {dtype}")
+    if array.ndim != 1 or len(array) < 1:
+        raise DataError(f"{path}: has the shape {array.shape}, expected one dimension and at least one entry")
+    if (len(array), dtype.name) != (whole(said["count"]), said["dtype"]):
         raise DataError(
-            f"{path}: {size:,} bytes, {count:,} entries of {dtype}; meta.json says {said['size']:,} bytes, "
-            f"{said['count']:,} entries of {said['dtype']}"
+            f"{path}: {len(array):,} entries of {dtype}; meta.json says {said['count']:,} entries of {said['dtype']}"
         )
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if size > LARGE and read_json(_sidecar(path)).get("verified") == [size, path.stat().st_mtime_ns, said["sha256"]]:
+    if known == verified:
         return array
-    sha256 = sha256_of(path)
-    if sha256 != said["sha256"]:
-        raise DataError(f"{path}: damaged, its sha256 is {sha256[:12]}…, meta.json says {said['sha256'][:12]}…")
     if vocab_size is not None:
         check_ids(path, array, vocab_size)
     if size > LARGE:
         forget(array)
         try:
-            verified = [size, path.stat().st_mtime_ns, sha256]
             write_atomic(_sidecar(path), json.dumps({"verified": verified}))
         except OSError:
             pass  # a read-only folder: it is verified again next time

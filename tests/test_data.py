@@ -661,6 +661,20 @@ def change(folder: Path, **changes) -> None:
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
+def entry(folder: Path, **changes) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["files"]["train.npy"] |= changes
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def header(folder: Path) -> None:
+    """A header that Python's parser stumbles over, in a file that is what meta.json says."""
+    content = (folder / "train.npy").read_bytes()
+    content = content[:10] + b"{'descr': ((".ljust(118) + content[128:]
+    (folder / "train.npy").write_bytes(content)
+    entry(folder, sha256=hashlib.sha256(content).hexdigest())
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[np.random.default_rng().integers(128, len(content))] ^= 1
@@ -680,8 +694,8 @@ DAMAGE = {
         "train.npy: .* bytes, expected",
     ),
     "longer": (lambda f: open(f / "val.npy", "ab").write(b"xx"), "val.npy: .* bytes, expected"),
-    "emptied": (lambda f: (f / "train.npy").write_bytes(b""), "train.npy: 0 bytes, but no .npy file"),
-    "header only": (lambda f: os.truncate(f / "train.npy", 100), "train.npy: 100 bytes, but no .npy file"),
+    "emptied": (lambda f: (f / "train.npy").write_bytes(b""), "train.npy: 0 bytes, expected"),
+    "header only": (lambda f: os.truncate(f / "train.npy", 100), "train.npy: 100 bytes, expected"),
     "no tokens": (lambda f: rewrite(f, "train.npy", IDS[:0]), "train.npy: has the shape \\(0,\\), expected"),
     "two dimensions": (lambda f: rewrite(f, "train.npy", IDS.reshape(5, 100)), "train.npy: has the shape \\(5, 100\\)"),
     "another type": (
@@ -690,7 +704,10 @@ DAMAGE = {
     ),
     "wider": (lambda f: rewrite(f, "val.npy", IDS.astype(np.uint32)), "val.npy: holds uint32, expected uint16"),
     "big-endian": (lambda f: rewrite(f, "val.npy", IDS.astype(">u2")), "val.npy: holds >u2, expected uint16"),
-    "a pickle": (lambda f: rewrite(f, "val.npy", np.array([1, None]), True), "val.npy: holds object, expected uint16"),
+    "a pickle": (
+        lambda f: rewrite(f, "val.npy", np.array([1, None]), True),
+        "val.npy: .* bytes, but no .npy file of numbers",
+    ),
     "an unknown id": (
         lambda f: rewrite(f, "train.npy", np.where(np.arange(500) == 321, 257, IDS).astype(np.uint16)),
         "train.npy: token id 257 at index 321, allowed: 0 to 256",
@@ -715,6 +732,18 @@ DAMAGE = {
         lambda f: change(f, splits={"train": {"documents": 1, "tokens": 1, "bytes": 1}}),
         "counts of train",
     ),
+    "absurd counts": (
+        lambda f: change(f, splits={s: {"documents": 1, "tokens": 1, "bytes": 10**30} for s in ("train", "val")}),
+        "counts of train",
+    ),
+    "a size as text": (lambda f: entry(f, size="x"), "meta.json: something is missing or of another type"),
+    "a hash as number": (lambda f: entry(f, sha256=3), "meta.json: something is missing or of another type"),
+    "another count": (lambda f: entry(f, count=10**30), "train.npy: .* entries of uint16; meta.json says"),
+    "files of no type": (lambda f: entry(f, dtype=None), "train.npy: .* entries of None"),
+    "skipped without counts": (lambda f: change(f, skipped={"a": "b"}), "meta.json: .*'b' is no whole number"),
+    "a source that is none": (lambda f: change(f, source=[1]), "meta.json: .* is no text"),
+    "deep metadata": (lambda f: (f / "meta.json").write_text("[" * 100_000), "meta.json: not whole"),
+    "a header that is no header": (lambda f: header(f), "train.npy: .* but no .npy file of numbers"),
     "another tokenizer": (
         lambda f: change(f, tokenizer=CharTokenizer("ab").state()),
         "tokenizer does not have the sha256",
@@ -746,6 +775,28 @@ def test_damage_is_found_at_opening_and_mended_by_preparing(prepared, tmp_path, 
     assert len(said) == 1 and "preparing again, because" in said[0]
     assert (mended.train_sha256, mended.val_sha256) == (good.train_sha256, good.val_sha256)
     assert sorted(p.name for p in folder.parent.iterdir()) == sorted([".preparing", folder.name])
+
+
+@pytest.mark.parametrize("file", ["train.npy", "val.npy", "train_documents.npy", "val_documents.npy", "meta.json"])
+def test_bytes_that_change_anywhere_hurt_nobody(prepared, tmp_path, fresh, file):
+    place, good = prepared
+    config = DataConfig("text", path=str(place / "texts"))
+    for n in range(20):
+        shutil.copytree(place / "data", tmp_path / str(n))
+        path = tmp_path / str(n) / "text" / good.folder.name / file
+        content = bytearray(path.read_bytes())
+        end = len(content) if n % 2 or file == "meta.json" else 128  # every other time in the header
+        for at in torch.randint(0, end, (n % 3 + 1,), generator=fresh).tolist():
+            content[at] ^= int(torch.randint(1, 256, (), generator=fresh))
+        path.write_bytes(content)
+        try:
+            opened = [open_corpus(path.parent)]
+        except DataError as error:
+            assert "\n" not in str(error)
+            opened = []
+        for corpus in (*opened, prepare(config, BYTE, tmp_path / str(n), [].append)):
+            assert corpus.summary() and (corpus.train == good.train).all() and (corpus.val == good.val).all()
+            assert (corpus.train_sha256, corpus.val_sha256) == (good.train_sha256, good.val_sha256)
 
 
 def test_a_folder_that_holds_another_tokenizer_is_prepared_again(prepared, tmp_path):
