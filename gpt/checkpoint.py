@@ -153,7 +153,7 @@ def latest(folder: Path, log: Callable[[str], None] = print) -> Checkpoint | Non
     if damaged:
         names = ", ".join(path.name for path, _ in damaged)
         raise CheckpointError(
-            f"{folder}: all checkpoints are damaged ({names}), and training refuses to start over; "
+            f"{folder}: all checkpoints are damaged ({names}), so nothing can go on from there; "
             f"put a good one back, or give the run up: rm -r {Path(folder).parent}"
         )
     return None
@@ -162,6 +162,13 @@ def latest(folder: Path, log: Callable[[str], None] = print) -> Checkpoint | Non
 def resolve(path: Path, log: Callable[[str], None] = print) -> Checkpoint:
     """What a user names: a checkpoint's folder (never anything else than that), or a run's folder (its newest)."""
     path = Path(path)
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # said below
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a zero byte
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{str(path)[:100]}: cannot be read ({why}); name a run's folder") from None
     for folder in (path / "checkpoints", path):
         if candidates(folder):
             return latest(folder, log)
@@ -208,12 +215,19 @@ def check_space(folder: Path, bytes: int) -> None:
         raise RunError(f"{folder}: cannot be written: {error.strerror or error}; choose another folder") from None
     if free < KEPT * bytes:
         raise RunError(
-            f"{folder}: room for {free / 1e6:,.0f} MB, but {KEPT} checkpoints of {bytes / 1e6:,.0f} MB each are kept; "
+            f"{folder}: room for {size_text(free)}, but {KEPT} checkpoints of {size_text(bytes)} each are kept; "
             "make room on this disk or start in a folder on another one"
         )
 
 
 # What is below serves the functions above.
+
+
+def size_text(bytes: float) -> str:
+    """1.2 kB, 34.5 MB or 678.9 GB"""
+    unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if bytes >= one[0]), (1e3, "kB"))
+    return f"{bytes / unit:,.1f} {name}"
+
 
 NAME = r"step-(\d{6,})(\.old)?"
 

@@ -202,7 +202,7 @@ def check_finite(step: int, **values: float) -> None:
     """Raises NonFiniteError naming what is NaN or infinite."""
     if not all(map(math.isfinite, values.values())):
         found = ", ".join(f"{key} is {value}" for key, value in values.items())
-        raise NonFiniteError(
-            f"step {step}: {found}; nothing of it is saved, the last checkpoint is kept; "
-            "lower optim.lr or set optim.grad_clip, in another sweep= or name="
-        )
+        advice = "lower optim.lr or set optim.grad_clip, in another sweep= or name="
+        if step == 0:
+            advice = "these are the weights before training: choose other model.*, position.* or runtime.dtype"
+        raise NonFiniteError(f"step {step}: {found}; nothing of it is saved; {advice}")

@@ -110,7 +110,7 @@ def test_damage_falls_back_or_is_an_error(tmp_path, file, harm):
     with pytest.raises(CheckpointError):
         checkpoint.resolve(new)
     harm(old / file) if harm is not grow else remove(old / file)
-    with pytest.raises(CheckpointError, match="refuses to start over.*rm -r"):
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged .*rm -r"):
         checkpoint.latest(tmp_path)
 
 
@@ -133,6 +133,18 @@ def test_none_and_only_leftovers(tmp_path):
     assert checkpoint.latest(tmp_path / "none") is None
     (tmp_path / "step-000010.tmp").mkdir()
     assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_name_that_is_too_long_is_one_line():
+    for name, why in (("x" * 300, "File name too long"), ("x/" * 5000, "File name too long"), ("a\0b", "null byte")):
+        with pytest.raises(CheckpointError, match=f"cannot be read .*{why}.; name a run's folder") as error:
+            checkpoint.resolve(name)
+        assert len(str(error.value)) < 250
+
+
+def test_sizes_have_sensible_units():
+    sizes = {0: "0.0 kB", 1234: "1.2 kB", 999_949: "999.9 kB", 1e6: "1.0 MB", 1e9: "1.0 GB", 5.678e12: "5,678.0 GB"}
+    assert {size: checkpoint.size_text(size) for size in sizes} == sizes
 
 
 def test_resolve_names_a_run_or_a_checkpoint(tmp_path):
