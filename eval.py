@@ -14,21 +14,27 @@ def main(values: dict, overrides: list[str]) -> int:
     from rich.console import Console
 
     from gpt import runtime
-    from gpt.checkpoint import resolve
+    from gpt.checkpoint import candidates, resolve
     from gpt.config import load_evaluation
     from gpt.errors import UserError
     from gpt.measure import measure, run_folders
     from gpt.mirror import mirror_evaluation
     from gpt.progress import Progress
+    from gpt.run import read_status
     from gpt.tables import evaluation_table
 
     config = load_evaluation(values)
     rt = runtime.start(config.runtime)
     folders = run_folders(config)
-    rows, failures = [], []
+    rows, failures, skipped = [], [], 0
     with Progress("evaluating", 0, len(folders)) as progress:
         for done, folder in enumerate(folders, start=1):
             began = time.perf_counter()
+            if config.asked.runs and not candidates(folder / "checkpoints"):
+                state = read_status(folder).get("status", "not started")
+                progress.say(f"{folder}: skipped, it holds no checkpoint yet (status: {state})")
+                skipped += 1
+                continue
             try:
                 found = measure(resolve(folder, log=progress.say), config, rt, log=progress.say)
                 rows += found.rows
@@ -37,8 +43,11 @@ def main(values: dict, overrides: list[str]) -> int:
                 if found.new:
                     mirror_evaluation(found.folder, found.rows, log=progress.say)
             except (UserError, OSError) as error:  # the other runs are measured all the same
-                failures.append(f"{folder}: {' '.join(str(error).split())}")
+                words = " ".join(str(error).split())
+                failures.append(words if words.startswith(f"{folder}: ") else f"{folder}: {words}")
             progress.update(done)
+    if skipped == len(folders):
+        failures.append(f"{config.asked.runs}: no run in it holds a checkpoint; run python train.py again to go on")
     if rows:
         Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows))
     for failure in failures:

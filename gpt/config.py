@@ -50,7 +50,7 @@ def load(raw: dict) -> RunConfig:
         if key not in raw:
             raise ConfigError(key, None, "a value (it has no default)")
     if type(raw["seed"]) is not int or not 0 <= raw["seed"] < 2**63:
-        raise ConfigError("seed", raw["seed"], "a whole number >= 0")
+        raise ConfigError("seed", raw["seed"], "a whole number >= 0 and < 2^63")
     for key in ("sweep", "name"):
         if not isinstance(raw[key], str):
             raise ConfigError(key, raw[key], "a text")

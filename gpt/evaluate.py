@@ -45,7 +45,10 @@ def cut(n_tokens: int, train_length: int, factors: Sequence[int], limit: int | N
     length = math.lcm(*factors) * train_length
     available = n_tokens - 1  # the first token is nobody's target
     if available < length:
-        raise LengthError(f"the validation split has {n_tokens} tokens, {length + 1} are needed for {length} targets")
+        raise LengthError(
+            f"the validation split has {n_tokens} tokens, {length + 1} are needed for {length} targets; take a longer "
+            "text, raise data.val_fraction or lower model.block_size"
+        )
     if limit is not None and limit < length:
         raise ConfigError("eval.tokens", limit, f"at least {length}, one block of the factors {list(factors)}")
     total = available // length

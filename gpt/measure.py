@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from gpt.checkpoint import Checkpoint
+from gpt.checkpoint import Checkpoint, candidates
 from gpt.config import EvaluationConfig, RunConfig
 from gpt.corpus import Corpus
 from gpt.errors import ConfigError, LengthError, RunError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
 from gpt.files import append_json_line, read_json_lines
 from gpt.model import GPT
-from gpt.restore import corpus_of, restore
-from gpt.results import find_runs, identity
+from gpt.restore import corpus_of, named, restore
+from gpt.results import find_runs, identity, is_number, ok, whole
 from gpt.runtime import Runtime
 
 MEMORY = "out of memory"  # how such a reason begins
@@ -45,15 +45,20 @@ class Measured:
     new: list[dict]
 
 
-def run_folders(config: EvaluationConfig) -> list[Path]:
+def run_folders(config: EvaluationConfig, log: Callable[[str], None] = print) -> list[Path]:
     """The folders to evaluate: the one checkpoint, or each run below `runs`; raises ConfigError where there is none."""
     asked = config.asked
     if (asked.runs is None) == (asked.checkpoint is None):
         raise ConfigError("runs", asked.runs, "exactly one of runs=<folder of runs> and checkpoint=<folder>")
     if asked.checkpoint is not None:
-        return [Path(asked.checkpoint)]
+        return [named(asked.checkpoint)]
     root = Path(asked.runs)
-    found = [path for path in (find_runs([root]) if root.is_dir() else ()) if (path / "config.yaml").is_file()]
+    found = []
+    for path in find_runs([root]) if root.is_dir() else ():
+        if (path / "config.yaml").is_file():
+            found.append(path)
+        elif candidates(path / "checkpoints"):
+            log(f"{path}: skipped, its config.yaml is missing; alone it is measured: python eval.py checkpoint={path}")
     if not found:
         raise ConfigError("runs", asked.runs, "a folder with runs in it; train one: python train.py position=rope")
     return found
@@ -76,7 +81,7 @@ def measure(
 
     folder = eval_folder(checkpoint)
     path = folder / "eval.jsonl"
-    known = {identity(row): row for row in read_json_lines(path)[0] if not str(row.get("reason")).startswith(MEMORY)}
+    known = {identity(row): row for row in read_json_lines(path)[0] if settled(row)}
     L = model.config.block_size
     stride = config.eval.stride or run.eval.stride or L // 2
     if stride > L:
@@ -142,6 +147,8 @@ def numbers(
     if blocks is None:
         need = math.lcm(*config.asked.factors) * row["train_length"] + 1
         reason = f"the validation split has {len(corpus.val)} tokens, factors {list(config.asked.factors)} need {need}"
+        if row["eval_length"] < len(corpus.val):
+            reason += f"; alone, factors=[{row['factor']}], it needs {row['eval_length'] + 1}"
         return empty | {"status": "unsupported", "reason": reason}
     token_bytes = corpus.tokenizer.token_bytes()
     try:
@@ -162,6 +169,15 @@ def numbers(
     return empty | found | {"status": "ok", "reason": None}
 
 
+def settled(row: dict) -> bool:
+    """Whether a row of eval.jsonl is a measurement: not damaged, and not for want of memory, which may be there now."""
+    if not whole(row):
+        return False
+    if ok(row):
+        return is_number(row.get("loss"))
+    return row["status"] == "unsupported" and not str(row.get("reason")).startswith(MEMORY)
+
+
 def policy(model: GPT, length: int) -> str | None:
     """What a learned table does at this length, where it is past its end."""
     overflow = getattr(model.position.config, "overflow", "error")
@@ -176,5 +192,5 @@ def out_of_memory(error: BaseException) -> bool:
 
 def eval_folder(checkpoint: Checkpoint) -> Path:
     """The run's folder; a checkpoint that was taken out of its run keeps its own rows."""
-    run = checkpoint.path.resolve().parent.parent
-    return run if (run / "config.yaml").is_file() else checkpoint.path
+    path = checkpoint.path.resolve()
+    return path.parent.parent if path.parent.name == "checkpoints" else checkpoint.path

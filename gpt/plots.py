@@ -39,6 +39,7 @@ DOTS = (0, (1, 1.6))
 GREY = "#555555"
 SOBER = {
     "font.size": 10,
+    "text.parse_math": False,  # a dollar in a path is a dollar
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -225,7 +226,7 @@ def draw_panel(ax, comparison: Comparison, protocol: str, look: dict[str, Style]
     factors, length = lengths(comparison, protocol), comparison.condition.train_length or 1
     every = sorted({1, *comparison.factors, *comparison.sliding})
     ax.set_xscale("log", base=2)
-    ax.set_xticks([f * length for f in every], [f"{f * length:g}\n{f:g}x" for f in every])
+    ax.set_xticks([float(f * length) for f in every], [f"{f * length:g}\n{f:g}x" for f in every])
     ax.minorticks_off()
     ax.set_xlim(every[0] * length / 2**0.3, every[-1] * length * 2**0.3)
     ax.set_xlabel("evaluation length (tokens, times the training length)")
@@ -303,10 +304,10 @@ def draw_per_position(comparison: Comparison):
     length = comparison.condition.train_length or 1
     curves = {line.label: c for line in comparison.lines if (c := curve(line, comparison.factors))}
     # The first positions have little context and high losses for every scheme; they would squeeze all the rest.
-    late = [[y for a, y in zip(bins, ys, strict=False) if a >= length / 8] for bins, ys in curves.values()]
+    late = [[y for a, y in zip(bins, ys, strict=False) if a >= length / 8] or ys for bins, ys in curves.values()]
     inside = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if length / 4 <= a < length]
     window = zoom(late, inside)
-    ends = [bins[-1] for bins, _ in curves.values()] or [length]
+    ends = [float(bins[-1]) for bins, _ in curves.values()] or [length]
     made = figure(figsize=(8.6 + (3.4 if window else 0), max(4.6, 0.21 * len(curves) + 1.2)))
     axes = made.subplots(1, 2 if window else 1, squeeze=False)[0]
     for ax, near in zip(axes, (None, window), strict=False):
@@ -320,7 +321,8 @@ def draw_per_position(comparison: Comparison):
             ax.plot(x, smooth(bins, ys, length), label=f"{line.label}", **options)
         ax.axvline(length, color=GREY, linewidth=1, label=f"training length ({length} tokens)", zorder=1)
         ax.set_xlim(0, max(ends))
-        ax.set_xticks(range(0, max(ends) + 1, max(1, round(max(ends) / length / 8)) * length))
+        every = max(1, round(max(ends) / length / 8)) * length
+        ax.set_xticks([n * every for n in range(int(max(ends) / every) + 1)])
         ax.set_xlabel("position in the window (tokens)")
         ax.set_title("longest disjoint window of each scheme" + (" (zoom)" if near else ""))
     if curves:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Results, compare, paired, revision
 from gpt.files import write_atomic
-from gpt.results import count, get, is_number, show
+from gpt.results import CURVE, count, get, is_number, show
 from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out
 
 FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve
@@ -19,7 +19,6 @@ FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but 
     "tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status "
     "reason"
 ).split()
-CURVE = ("position_curve", "position_bins")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def write_report(folders: list[Path], out: Path | None = None) -> Report:
         if re.fullmatch(r"(extrapolation|per_position)-\d+\.png", old.name) and old.name not in pictures:
             old.unlink()  # of an earlier report
     text, table = markdown(results, folders, out), csv_text(results, out)
-    contents = {"report.md": text.encode(), "results.csv": table.encode(), **pictures}
+    contents = {"report.md": text.encode(errors="replace"), "results.csv": table.encode(errors="replace"), **pictures}
     for name, content in contents.items():
         write_atomic(out / name, content)
     return Report(out, results, text, table, tuple(out / name for name in contents))
@@ -237,7 +236,9 @@ def facts(comparison: Comparison) -> list[str]:
     }
     sizes = [f"{word} {values([get(run.config, f'model.{name}') for run in runs])}" for word, name in model.items()]
     batch = [
-        is_number(a := get(r.config, "train.batch_size")) and a * (get(r.config, "train.accumulate") or 1) for r in runs
+        a * b
+        for r in runs
+        if is_number(a := get(r.config, "train.batch_size")) and is_number(b := get(r.config, "train.accumulate") or 1)
     ]
     lines = [
         f"- measured on: {conditions_line(comparison)}",
@@ -254,9 +255,12 @@ def facts(comparison: Comparison) -> list[str]:
 
 
 def values(found: list) -> str:
-    """Each value once, in order."""
-    distinct = sorted({value for value in found if value is not None}, key=lambda v: (isinstance(v, str), v))
-    return ", ".join(f"{v:,}" if isinstance(v, int) and abs(v) > 9999 else show(v) for v in distinct) or "?"
+    """Each value once, in order, numbers first."""
+    shown = {show(value): value for value in found if value is not None}
+    numbers = sorted(value for value in shown.values() if is_number(value))
+    others = sorted(text for text, value in shown.items() if not is_number(value))
+    texts = [f"{n:,}" if isinstance(n, int) and abs(n) > 9999 else show(n) for n in numbers]
+    return ", ".join(texts + others) or "?"
 
 
 def commands(results: Results, folders: list[Path]) -> list[str]:

@@ -25,6 +25,13 @@ def describe(config: dict, corpus: Corpus) -> dict:
     }
 
 
+def named(path: str) -> Path:
+    """The folder that a user names with checkpoint=; raises ConfigError where it is a file."""
+    if Path(path).is_file():
+        raise ConfigError("checkpoint", path, "a folder, a run's or <run>/checkpoints/step-000500; this is a file")
+    return Path(path)
+
+
 def restore(checkpoint: Checkpoint, device: torch.device) -> tuple[GPT, RunConfig]:
     """The model with its weights, on `device`, and the configuration of its run; raises CheckpointError."""
     try:

@@ -39,6 +39,16 @@ KEY = (
     "n_blocks",
     "dtype",
 )
+# What the fields of a row are, where they are not null; any other is a text, a number, true or false.
+TEXTS = (
+    "run position protocol scaling overflow documents data data_sha256 train_sha256 tokenizer checkpoint "
+    "checkpoint_sha256 dtype status reason measured"
+).split()
+LENGTHS = "train_length eval_length factor stride block_length n_blocks".split()
+COUNTS = "seed step tokens n_dropped n_targets n_bytes parameters position_parameters".split()
+MEASURES = "loss loss_se tail_loss tail_loss_se perplexity bits_per_byte tokens_per_second".split()
+CURVE = ("position_curve", "position_bins")
+LARGEST = 1e305  # sums of larger numbers would overflow
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,73 @@ class Record:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number that can be summed."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def is_length(value: object) -> bool:
+    return is_number(value) and 0 < value < 1e30
+
+
+def is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def writable(value: object) -> bool:
+    """Whether a value can be written again: plain, not endless, not too deep, without halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def whole(row: dict) -> bool:
+    """Whether a row of eval.jsonl has what identifies it, and in every field what belongs there."""
+    if not (is_length(row.get("factor")) and row.get("protocol") and row.get("status")):
+        return False
+    fields = {name: value for name, value in row.items() if value is not None and name not in CURVE}
+    kinds = {**dict.fromkeys(TEXTS, is_text), **dict.fromkeys(LENGTHS, is_length), **dict.fromkeys(COUNTS, is_count)}
+    kinds |= dict.fromkeys(MEASURES, lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
+    if not all(kinds.get(name, is_scalar)(value) for name, value in fields.items()):
+        return False
+    curve, bins = (row.get(name) for name in CURVE)
+    return writable(row) and (curve is bins is None or is_curve(curve, bins))
+
+
+def is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+def is_curve(losses: object, edges: object) -> bool:
+    """Whether these are losses of bins and the edges of the bins, in tokens."""
+    if not (isinstance(losses, list) and isinstance(edges, list) and len(edges) == len(losses) + 1 >= 2):
+        return False
+    rising = all(map(is_count, edges)) and all(a < b for a, b in zip(edges, edges[1:], strict=False))
+    return rising and all(map(is_number, losses))
+
+
+def sane_config(config: object) -> bool:
+    """Whether this may be a run's configuration: sections of plain values, whatever keys an older version had."""
+    if not isinstance(config, dict) or not config or not writable(config):
+        return False
+    sections = [config[name] for name in (*SECTIONS, "position") if name in config]
+    if not all(isinstance(section, dict) for section in sections):
+        return False
+    name, seed = get(config, "position.name"), config.get("seed")
+    return (name is None or is_text(name)) and (seed is None or is_count(seed))
+
+
+def sane_status(status: dict) -> bool:
+    """Whether status.json may be a run's: what is read of it is of the right kind."""
+    changes, given = status.get("changes") or [], status.get("overrides") or []
+    texts = [status.get(name) or "" for name in ("status", "updated", "device", "dtype")]
+    lists = isinstance(changes, list) and isinstance(given, list)
+    return bool(status) and lists and all(map(is_text, [*texts, *given])) and writable(status)
 
 
 def ok(row: dict) -> bool:
@@ -129,12 +205,17 @@ def read_run(folder: Path) -> Record:
     problems = []
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         config = None
-    if not isinstance(config, dict) or not config:
+    if not sane_config(config):
         config = {}
         problems.append("config.yaml is missing or not readable")
-    if not (status := read_status(folder)):
+    try:
+        status = read_status(folder)
+    except (TypeError, ValueError, KeyError, OverflowError):  # of a process id that is none
+        status = {}
+    if not sane_status(status):
+        status = {}
         problems.append("status.json is missing or not readable")
     read = {}
     for name in ("metrics.jsonl", "eval.jsonl"):
@@ -145,14 +226,13 @@ def read_run(folder: Path) -> Record:
             problems.append(f"{name}: cannot be read ({error.strerror or error})")
         problems += [f"{name}: {count(torn, 'unreadable line')} skipped"] if torn else []
     rows = read["eval.jsonl"]
-    whole = [row for row in rows if is_number(row.get("factor")) and row.get("protocol") and row.get("status")]
-    if len(whole) < len(rows):
-        problems.append(
-            f"eval.jsonl: {count(len(rows) - len(whole), 'row')} without factor, protocol or status skipped"
-        )
-    if strange := sum(ok(row) and not is_number(row.get("loss")) for row in whole):
+    good = [row for row in rows if whole(row)]
+    if len(good) < len(rows):
+        bad = count(len(rows) - len(good), "row")
+        problems.append(f"eval.jsonl: {bad} without factor, protocol or status, or with values of another kind skipped")
+    if strange := sum(ok(row) and not is_number(row.get("loss")) for row in good):
         problems.append(f"eval.jsonl: {count(strange, 'row')} with a loss that is no finite number")
-    newest = {identity(row): row for row in whole}  # what was measured again, for want of memory, counts once
+    newest = {identity(row): row for row in good}  # what was measured again, for want of memory, counts once
     return Record(folder, config, status, tuple(read["metrics.jsonl"]), tuple(newest.values()), tuple(problems))
 
 

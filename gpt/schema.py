@@ -17,6 +17,8 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=1)]  # at least one of something
 Natural = Annotated[int, Field(ge=0)]  # zero allowed
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
+Factor = Annotated[int, Field(ge=1, le=4096)]  # beyond, a window is a whole text
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # a share that must leave something
@@ -133,9 +135,9 @@ class WandbConfig:
 class AskedConfig:
     """An evaluation: `runs` or `checkpoint` is a folder, factors are evaluation lengths in training lengths."""
 
-    runs: str | None = None
-    checkpoint: str | None = None
-    factors: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 4)
+    runs: Name | None = None
+    checkpoint: Name | None = None
+    factors: Annotated[tuple[Factor, ...], Field(min_length=1)] = (1, 2, 4)
     scaling: Annotated[tuple[Literal["none"], ...], Field(min_length=1)] = ("none",)
 
 
@@ -160,7 +162,7 @@ class SampleConfig:
     temperature: NonNegative = 0.8  # 0: always the likeliest token
     top_k: Count | None = None  # sample among the k likeliest
     context: Annotated[int, Field(ge=2)] | None = None  # tokens the model sees at most; null: its training length
-    seed: Natural = 0
+    seed: Seed = 0
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
 
 
@@ -205,7 +207,13 @@ def parse(cls: type, arguments: list[str]):
         key, equals, value = argument.partition("=")
         if not equals:
             raise ConfigError(argument, "no value", "key=value; the keys are " + ", ".join(f.name for f in fields(cls)))
-        raw[key] = value if key in texts else yaml.safe_load(value)
+        try:
+            raw[key] = value if key in texts else yaml.safe_load(value)
+            value.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+            raise ConfigError(key, value, "a text in UTF-8") from None
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise ConfigError(key, value, allowed_values(cls, key)) from None
     return build(cls, raw, "")
 
 
@@ -233,12 +241,16 @@ def describe(schema: dict) -> str:
     if "const" in schema:
         return str(schema["const"])
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[word]:g}" for word, sign in signs.items() if word in schema]
+    limits = [f"{sign} {large(schema[word])}" for word, sign in signs.items() if word in schema]
     if schema.get("minLength"):
         limits.append("not empty")
     if "pattern" in schema:
         limits.append(f"of the form {schema['pattern'].strip('^$')}")
     return f"{text} {' and '.join(limits)}".strip()
+
+
+def large(limit: float) -> str:
+    return "2^63" if limit == 2**63 else f"{limit:g}"
 
 
 def plain(value: object) -> object:

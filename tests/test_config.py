@@ -80,6 +80,7 @@ WRONG = [
     ("position.overflow", "extend", "error | clamp | wrap | interpolate"),
     ("seed", -1, "a whole number >= 0"),
     ("seed", 0.5, "a whole number >= 0"),
+    ("seed", 2**63, "a whole number >= 0 and < 2^63"),
     ("seed", True, "a whole number >= 0"),
     ("sweep", 3, "a text"),
 ]

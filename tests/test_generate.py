@@ -64,6 +64,10 @@ def test_words_of_the_command_line():
         (["checkpoint=a", "tokens=0"], "tokens: got 0, allowed: a whole number >= 1"),
         (["checkpoint=a", "promt=x"], "promt: there is no such key; did you mean prompt"),
         (["checkpoint=a", "prompt"], "prompt: got 'no value', allowed: key=value"),
+        (["checkpoint=a", f"seed={10**20}"], "seed: got 1.*, allowed: a whole number >= 0 and < 2\\^63"),
+        (["checkpoint=a", "tokens=["], "tokens: got '\\[', allowed: a whole number >= 1"),
+        (["checkpoint=a", "prompt=\udcff"], "prompt: got .*, allowed: a text in UTF-8"),
+        (["checkpoint=a", "seed=\udcff"], "seed: got .*, allowed: "),
         ([], "checkpoint: got null, allowed: a value"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -231,14 +231,15 @@ def test_a_run_that_cannot_be_measured_stops_no_other(capsys):
     logs = RUNS / "rope/wandb/run-1/files"
     logs.mkdir(parents=True)
     (logs / "config.yaml").write_text("a: 1\n")  # wandb's, not a run
-    (RUNS / "empty").mkdir()
-    shutil.copy(RUNS / "rope/config.yaml", RUNS / "empty")
+    shutil.copytree(RUNS / "rope", RUNS / "bad")
+    for file in (RUNS / "bad/checkpoints").rglob("state.json"):
+        file.unlink()
     path = RUNS / "learned/checkpoints/step-000010/model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert measure("runs=runs/default", "factors=[1]") == 2
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
-    assert line.startswith("error: runs/default/empty: ") and "holds no checkpoint" in line
+    assert line.startswith("error: runs/default/bad") and line.count("runs/default/bad: ") <= 1
     assert "step-000010 is damaged and passed over, going on from step-000005" in out
     assert rows(RUNS / "learned")[0]["step"] == 5 and rows(RUNS / "rope")[0]["step"] == 10
     # named itself, it never falls back
@@ -284,6 +285,10 @@ def test_weights_that_give_no_number():
         ([], "runs: got null, allowed: exactly one of"),
         (["runs=runs", "checkpoint=runs/default/rope"], "runs: got 'runs', allowed: exactly one of"),
         (["runs=nowhere"], "runs: got 'nowhere', allowed: a folder with runs in it"),
+        (["runs="], "runs: got '', allowed: a text not empty or null"),
+        (["checkpoint="], "checkpoint: got '', allowed: a text not empty or null"),
+        (["checkpoint=corpus.txt"], "checkpoint: got 'corpus.txt', allowed: a folder, a run's"),
+        (["runs=runs", f"factors=[1,{10**20}]"], f"factors: got [1, {10**20}], allowed: a list, each a whole number"),
         (["runs=runs", "factors=[0]"], "factors: got [0], allowed"),
         (["runs=runs", "factors=[]"], "factors: got [], allowed"),
         (["runs=runs", "factor=[1]"], "factor: there is no such key; did you mean factors?"),
@@ -308,3 +313,70 @@ def test_a_sweep_folder_without_runs():
     Path("runs/none").mkdir()
     with pytest.raises(UserError, match="runs/none: no runs in it"):
         measure("runs=runs/none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"loss": None}, {"loss": "x"}, {"loss": math.nan}, {"loss": math.inf}, {"status": "?"}, {"status": None}]
+    + [{"stride": []}, {"factor": None}, {"n_targets": "many"}],
+    ids=str,
+)
+def test_a_damaged_row_is_measured_again(change):
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    whole, sliding = rows(RUNS / "rope")
+    (RUNS / "rope/eval.jsonl").write_text(json.dumps(whole | change) + "\n" + json.dumps(sliding) + "\n")
+    assert measure("checkpoint=runs/default/rope", "factors=[1]") == 0
+    found = rows(RUNS / "rope")
+    assert len(found) == 3 and found[2]["loss"] == whole["loss"] and found[2]["protocol"] == "disjoint"
+
+
+def test_lines_that_are_no_utf8_are_passed_over():
+    measure("checkpoint=runs/default/rope", "factors=[1]")
+    path = RUNS / "rope/eval.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first[:-3] + b"\xff\n" + second)
+    assert measure("checkpoint=runs/default/rope", "factors=[1]") == 0
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_runs_without_a_checkpoint_yet_are_skipped(capsys):
+    (RUNS / "early").mkdir()
+    shutil.copy(RUNS / "rope/config.yaml", RUNS / "early")
+    (RUNS / "early/status.json").write_text('{"status": "failed"}')
+    assert measure("runs=runs/default", "factors=[1]") == 0
+    out, err = capsys.readouterr()
+    assert "runs/default/early: skipped, it holds no checkpoint yet (status: failed)" in out and not err
+    assert len(rows(RUNS / "rope")) == 2 and not (RUNS / "early/eval.jsonl").exists()
+    assert measure("runs=runs/default/early", "factors=[1]") == 2  # nothing at all was measured
+    assert "error: runs/default/early: no run in it holds a checkpoint" in capsys.readouterr().err
+
+
+def test_a_run_without_its_configuration(capsys):
+    """Among others it is named; alone it is measured, and its rows lie with the run, not in a checkpoint."""
+    (RUNS / "rope/config.yaml").unlink()
+    assert measure("runs=runs/default", "factors=[1]") == 0
+    assert "runs/default/rope: skipped, its config.yaml is missing" in capsys.readouterr().out
+    assert measure("checkpoint=runs/default/rope/checkpoints/step-000010", "factors=[1]") == 0
+    assert len(rows(RUNS / "rope")) == 2 and not list((RUNS / "rope/checkpoints").rglob("eval.jsonl"))
+
+
+def test_a_factor_that_fits_alone_says_so():
+    assert measure("checkpoint=runs/default/rope", "factors=[1,32,31,33]") == 0
+    reasons = {row["factor"]: row["reason"] for row in rows(RUNS / "rope") if row["reason"]}
+    assert reasons[33].endswith("need 523777; alone, factors=[33], it needs 529")
+
+
+def test_folders_are_named_once(capsys):
+    assert measure("checkpoint=nowhere", "factors=[1]") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: nowhere: no such checkpoint")
+
+
+def test_a_sweep_of_evaluations_is_one_line_and_leaves_nothing(monkeypatch, capsys):
+    before = set(Path().rglob("*"))
+    monkeypatch.setattr("sys.argv", ["eval.py", "-m", "runs=runs/default,runs"])
+    with pytest.raises(SystemExit) as exit:
+        cli.run("eval", evaluation.main)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and line.startswith("error: -m sweeps over train.py only")
+    assert set(Path().rglob("*")) == before

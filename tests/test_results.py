@@ -1,9 +1,14 @@
 """Runs read from folders of which anything may be missing or damaged."""
 
+import copy
 import io
+import json
 import math
+import random
+import warnings
 
 import pytest
+import yaml
 from rich.console import Console
 
 from gpt import comparison as comparing
@@ -87,3 +92,137 @@ def test_changes_on_the_way_and_other_revisions_are_confounds(tmp_path):
     text = " ".join(comparing.compare([tmp_path]).warnings)
     assert "optim.lr from 0.001 to 0.002 at step 500" in text
     assert "source revisions: aaaaaaaaaa, bbbbbbbbbb with uncommitted changes" in text
+
+
+STRANGE = [None, True, -1, 0, 1, 10**20, 10**400, 0.5, -0.0, 1e300, math.nan, math.inf, "x", "", "\ud800", "$x^{$"]
+STRANGE += [[], [1], ["x"], [[]], {}, {"x": 1}, {"x": {"x": [None]}}]
+
+
+def mutate(draw: random.Random, value: object) -> object:
+    """`value` with one thing in it, at any depth, gone or replaced by something strange."""
+    places = []
+
+    def walk(node):
+        for key in list(node) if isinstance(node, dict) else range(len(node)):
+            places.append((node, key))
+            if isinstance(node[key], (dict, list)):
+                walk(node[key])
+
+    value = copy.deepcopy(value)
+    walk(value)
+    node, key = draw.choice(places)
+    if draw.random() < 0.1:
+        del node[key]
+    else:
+        node[key] = draw.choice(STRANGE)
+    return value
+
+
+@pytest.mark.parametrize("part", ["config.yaml", "status.json", "metrics.jsonl", "eval.jsonl"])
+def test_no_single_change_of_a_file_stops_the_report(tmp_path, part):
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    folder = simple(tmp_path, "rope", 0, [1.0, 1.1, 1.2], [1.0, 1.1, 1.2])
+    for other in (1, 2):
+        simple(tmp_path, "rope", other, [1.0, 1.1, 1.2], [1.0, 1.1, 1.2])
+    changes = [{"step": 5, "key": "optim.lr", "old": 0.1, "new": 0.2}]
+    whole = {
+        "status": "running",
+        "host": "h",
+        "pid": 1,
+        "step": 9,
+        "error": None,
+        "updated": "2026-01-01",
+        "dtype": "x",
+    }
+    whole |= {
+        "changes": changes,
+        "overrides": ["position=rope"],
+        "device": "cpu",
+        "versions": {"nanope": {"commit": "a"}},
+    }
+    (folder / "status.json").write_text(json.dumps(whole))
+    before = (folder / part).read_text()
+    for _ in range(8):
+        if part == "config.yaml":
+            (folder / part).write_text(yaml.safe_dump(mutate(draw, yaml.safe_load(before))))
+        elif part == "status.json":
+            (folder / part).write_text(json.dumps(mutate(draw, json.loads(before))))
+        else:
+            lines = mutate(draw, [json.loads(line) for line in before.splitlines()])
+            (folder / part).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fonts and of bars without an end
+            written = report.write_report([tmp_path])
+        tables.print_tables(written.results, Console(width=200, file=io.StringIO()))
+        assert len(written.results.runs) == 3, (folder / part).read_text()
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("config.yaml", "&a {position: *a}"),
+        ("config.yaml", "[" * 1200),
+        ("config.yaml", "position: [rope]"),
+        ("config.yaml", "seed: [1]"),
+        ("status.json", '{"status": "done", "changes": -1}'),
+        ("status.json", '{"status": ["done"]}'),
+        ("status.json", '{"status": "done", "overrides": [3]}'),
+        ("status.json", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+    ],
+)
+def test_files_of_another_shape_are_not_readable_and_named(tmp_path, name, content):
+    folder = simple(tmp_path, "rope", 0, [1.0] * 3)
+    (folder / name).write_text(content)
+    assert results.read_run(folder).problems == (f"{name} is missing or not readable",)
+    report.write_report([tmp_path])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "x"},
+        {"data": ["stdlib"]},
+        {"scaling": -1},
+        {"scaling": ["none"]},
+        {"protocol": [1]},
+        {"block_length": "x"},
+        {"stride": []},
+        {"loss": "x"},
+        {"seed": [0]},
+        {"note": {"deep": 1}},
+        {"position_bins": [0, 0, 1]},
+        {"position_curve": None},
+    ],
+    ids=str,
+)
+def test_a_row_with_a_value_of_another_kind_is_passed_over_and_counted(tmp_path, change):
+    rows = [row("rope", 0, 1, 1.0), row("rope", 0, 2, 1.0), row("rope", 0, 4, 1.0) | change]
+    read = results.read_run(write_run(tmp_path / "a", config("rope", 0), rows))
+    assert [r["factor"] for r in read.rows] == [1, 2]
+    assert ["eval.jsonl: 1 row without" in problem for problem in read.problems] == [True]
+    assert "1 row without" in report.write_report([tmp_path]).markdown
+
+
+@pytest.mark.parametrize("factor", [10**20, 1e29, 4096, 0.001])
+def test_lengths_of_any_size_are_drawn(tmp_path, factor):
+    """Up to a file: only the drawing itself lays out ticks."""
+    rows = [
+        row("rope", 0, 1, 1.0),
+        row("rope", 0, 1, 1.2) | {"factor": factor, "eval_length": max(1, int(factor * 64))},
+    ]
+    rows[1]["position_bins"] = [0, *(n * max(1, int(factor)) for n in range(1, len(rows[1]["position_curve"]) + 1))]
+    write_run(tmp_path / "a", config("rope", 0), rows)
+    (comparison,) = comparing.compare([tmp_path]).comparisons
+    for picture in (plots.extrapolation(comparison), plots.per_position(comparison)):
+        picture.set_dpi(20)
+        picture.canvas.draw()
+
+
+def test_a_dollar_in_a_label_is_no_formula(tmp_path):
+    for path in ("a$x^$", "b"):
+        write_run(tmp_path / path[0], config("rope", 0, data__path=path), [row("rope", 0, 1, 1.0)])
+    (comparison,) = comparing.compare([tmp_path]).comparisons
+    assert any("$x^$" in line.label for line in comparison.lines)
+    plots.extrapolation(comparison).canvas.draw()
