@@ -28,6 +28,8 @@ def final(values: dict, overrides: list[str]):
 
 
 def main(values: dict, overrides: list[str]) -> int:
+    config = final(values, overrides)  # first, since what is below takes seconds to import
+
     import torch
 
     from gpt import checkpoint, runtime
@@ -40,7 +42,6 @@ def main(values: dict, overrides: list[str]) -> int:
     from gpt.run import Follower, Run
     from gpt.schema import plain
 
-    config = final(values, overrides)
     plan, L = config.train, config.model.block_size
     rt = runtime.start(config.runtime)
     own_rows = rt.own_rows(plan.batch_size)  # of each micro-step's sequences, those of this process
@@ -55,7 +56,8 @@ def main(values: dict, overrides: list[str]) -> int:
         # the text, the model, the optimizer; where the run was stopped, as they were then
         saved = checkpoint.latest(run.checkpoints, log=run.say) if decision == "resume" else None
         corpus = rt.first(lambda: corpus_of(config, saved, log=run.say))
-        model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
+        with runtime.room_for(f"choose a smaller model than {config.model}"):
+            model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
         optimizer = build_optimizer(model, config.optim)
         step, tokens, best = 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
         if saved:
@@ -114,7 +116,9 @@ def main(values: dict, overrides: list[str]) -> int:
                 checkpoint.prune(run.checkpoints, best and best["step"])
             rt.barrier()
 
-        with Progress(config.name, step, plan.steps, shown=rt.main) as progress:
+        sizes = f"train.batch_size={plan.batch_size}, model.block_size={L}"
+        room = runtime.room_for(f"{sizes} are too large; lower train.batch_size and raise train.accumulate")
+        with Progress(config.name, step, plan.steps, shown=rt.main) as progress, room:
             run.say = progress.say
             if step == 0:
                 progress.update(0, val_loss=validate())

@@ -5,6 +5,7 @@ Shapes: B sequences, T tokens, D = n_embd, V = size of the vocabulary.
 
 import hashlib
 import math
+import os
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from gpt.attention import Attention, Shared, prepare
 from gpt.cache import Cache
-from gpt.errors import LengthError
+from gpt.errors import LengthError, UserError
 from gpt.position import build_position
 from gpt.schema import ModelConfig, PositionConfig
 
@@ -65,7 +66,8 @@ class GPT(nn.Module):
         self.config = config
         self.vocab_size = vocab_size
         self.kernel = "sdpa"  # one of attention.KERNELS
-        rows = math.ceil(vocab_size / config.vocab_multiple) * config.vocab_multiple
+        rows = -(-vocab_size // config.vocab_multiple) * config.vocab_multiple
+        check_size(config, rows)
         self.wte = nn.Embedding(rows, config.n_embd)  # also the output head: tied
         self.drop = nn.Dropout(config.dropout)
         pattern = [position.layers[n % len(position.layers)] == "P" for n in range(config.n_layer)]
@@ -152,6 +154,18 @@ class GPT(nn.Module):
         """Forward and backward, as in PaLM appendix B (https://arxiv.org/abs/2204.02311): 6 N + 12 layers D T."""
         count = self.count_parameters()
         return 6 * (count["total"] - count["position"]) + 12 * self.config.n_layer * self.config.n_embd * length
+
+
+def check_size(config: ModelConfig, rows: int) -> None:
+    """Raises UserError where the weights alone, of a table of `rows` tokens, exceed this machine's memory."""
+    needed = 4 * config.n_embd * (rows + 12 * config.n_layer * config.n_embd)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise UserError(
+            f"model.n_layer={config.n_layer}, model.n_embd={config.n_embd}, {rows:,} rows of tokens (a multiple of "
+            f"model.vocab_multiple={config.vocab_multiple}): the weights need {needed / 1e9:,.1f} GB, this machine has "
+            f"{memory / 1e9:,.1f} GB; choose a smaller model"
+        )
 
 
 def normal(seed: int, name: str, shape: torch.Size, std: float) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from gpt.errors import ConfigError, NonFiniteError
+from gpt.errors import ConfigError, NonFiniteError, UserError
 from gpt.schema import RuntimeConfig
 
 T = TypeVar("T")
@@ -190,6 +190,25 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+@contextlib.contextmanager
+def room_for(what: str):
+    """Around work that may need more memory than there is: raises UserError in one line, `what` says whose."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(f"out of memory: {what}") from None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a kernel or an allocator says so; a GPU's has a class of its own, the others only words."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    absurd = ("Overflow when unpacking", "Storage size calculation overflowed", "Maximum allowed dimension")
+    return any(word in str(error) for word in ("out of memory", "not enough memory", "DefaultCPUAllocator", *absurd))
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

@@ -15,7 +15,7 @@ import gpt.evaluate
 import train
 from gpt import cli
 from gpt.checkpoint import latest
-from gpt.errors import CheckpointError, DataError, LengthError, NonFiniteError, RunError
+from gpt.errors import CheckpointError, DataError, LengthError, NonFiniteError, RunError, UserError
 from gpt.model import GPT
 from gpt.position import SCHEMES
 from gpt.restore import load_weights
@@ -417,6 +417,37 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints(monkeypatch):
             go("name=a")
     assert latest(RUNS / "a/checkpoints").step == 5 and status(RUNS / "a")["status"] == "failed"
     assert go("name=a") == 0
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["model.n_embd=4000000000"], "model.n_embd=4000000000, .* this machine has .* choose a smaller model"),
+        (["model.n_layer=1000000000000"], "model.n_layer=1000000000000, .* choose a smaller model"),
+        (["model.vocab_multiple=1000000000000"], "model.vocab_multiple=1000000000000.: the weights need"),
+        (["train.batch_size=1000000000000"], "out of memory: train.batch_size=1000000000000, model.block_size=16 are"),
+        (["train.batch_size=100000000000000000000"], "out of memory: train.batch_size=100000000000000000000, model"),
+        (
+            ["position=learned", "model.block_size=1000000000000", "train.eval_tokens=1000000000000"],
+            "out of memory: choose a smaller model than .*block_size=1000000000000",
+        ),
+    ],
+)
+def test_sizes_that_no_machine_has_are_one_line(overrides, words):
+    with pytest.raises(UserError, match=words):
+        go("name=a", *overrides)
+    found = status(RUNS / "a")
+    assert found["status"] == "failed" and found["traceback"] is None and re.search(words, found["error"])
+
+
+def test_a_gpu_without_room_names_the_batch(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. and\nmany lines more")
+
+    on_batch(monkeypatch, lambda at, *_: at == 7 and full())
+    with pytest.raises(UserError, match="^out of memory: train.batch_size=4, .* lower train.batch_size and raise"):
+        go("name=a")
+    assert latest(RUNS / "a/checkpoints").step == 5 and status(RUNS / "a")["traceback"] is None
 
 
 # What is written
