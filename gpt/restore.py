@@ -1,5 +1,6 @@
 """From a checkpoint back to the model, the configuration and the text it was trained on."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ def describe(config: dict, corpus: Corpus) -> dict:
 
 def named(path: str) -> Path:
     """The folder that a user names with checkpoint=; raises ConfigError where it is a file."""
-    if Path(path).is_file():
+    if os.path.isfile(path):  # False, where Path.is_file raises, for a name that is too long
         raise ConfigError("checkpoint", path, "a folder, a run's or <run>/checkpoints/step-000500; this is a file")
     return Path(path)
 

@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 import signal
+import sys
 import types
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import gpt.evaluate
 import train
 from gpt import cli
 from gpt.checkpoint import latest
-from gpt.errors import CheckpointError, DataError, LengthError, NonFiniteError, RunError, UserError
+from gpt.errors import CheckpointError, ConfigError, DataError, LengthError, NonFiniteError, RunError, UserError
 from gpt.model import GPT
 from gpt.position import SCHEMES
-from gpt.restore import load_weights
+from gpt.restore import load_weights, named
 from gpt.run import Run
 from tests.runs import composed, metrics, status, write_corpus
 
@@ -563,7 +564,7 @@ def test_every_experiment_takes_a_step(name):
         (["model=huge"], "model: got 'huge', allowed: gpt2"),
         (["experiment=foo"], "experiment: got 'foo', allowed: ablation"),
         (["model=null"], "null is no option of a group"),
-        (["optim.lr"], "Error parsing override"),
+        (["optim.lr"], "optim.lr: has no value; write optim.lr=<value>"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -575,6 +576,18 @@ def test_errors_are_one_line_and_leave_nothing(capsys, overrides, words):
     (line,) = err.splitlines()
     assert line.startswith("error: " + words)
     assert not list(Path().rglob("runs/*"))
+
+
+def test_the_configuration_is_checked_before_slow_imports(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gpt.evaluate", None)
+    with pytest.raises(ConfigError, match="model.n_layer: got 0"):
+        go("model.n_layer=0")
+    with pytest.raises(ImportError):
+        go()
+
+
+def test_a_checkpoint_whose_name_is_too_long_is_left_to_resolve():
+    assert named("x" * 300) == Path("x" * 300)
 
 
 def test_texts_that_are_too_short():
