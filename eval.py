@@ -7,7 +7,7 @@ python eval.py checkpoint=runs/pos/rope-s0 factors=[1,2,8]
 import sys
 import time
 
-from gpt import cli
+from gpt.terminal import guard
 
 
 def main(values: dict, overrides: list[str]) -> int:
@@ -55,5 +55,11 @@ def main(values: dict, overrides: list[str]) -> int:
     return 2 if failures else 0
 
 
-if __name__ == "__main__":
+def start() -> None:
+    from gpt import cli
+
     cli.run("eval", main)
+
+
+if __name__ == "__main__":
+    guard(start)

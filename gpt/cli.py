@@ -3,19 +3,23 @@
 import difflib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gpt import sweep
 from gpt.errors import UserError
 from gpt.schema import flatten
+from gpt.terminal import guard
 
 Job = Callable[[dict, list[str]], int]
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -30,12 +34,15 @@ def run(config_name: str, job: Job, final: Callable[[dict, list[str]], object] |
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
     def app(cfg) -> None:
-        overrides = list(HydraConfig.get().overrides.task)
-        values = OmegaConf.to_container(cfg, resolve=True)
+        overrides = OmegaConf.to_container(HydraConfig.get().overrides.task)  # as typed: ${...} stays
         # caught in here: Hydra would print a line of its own about an error that passes through it
-        report_errors(lambda: sys.exit(job(values, overrides)))
+        report_errors(lambda: sys.exit(job(OmegaConf.to_container(cfg, resolve=True), overrides)), config_name)
 
-    report_errors(app, config_name)
+    def checked() -> None:
+        check_words(sys.argv[1:])
+        app()
+
+    report_errors(checked, config_name)
 
 
 def refuse_sweep(values: dict, overrides: list[str]) -> object:
@@ -52,41 +59,85 @@ def compose(config_name: str, overrides: list[str]) -> dict:
 def report_errors(main: Callable[[], object], config_name: str | None = None) -> None:
     """Call main; what the user can mend becomes one line on stderr, everything else keeps its traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing pages of its own
-    try:
-        main()
-    except UserError as error:
-        fail(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error, config_name))
-    except ValueError as error:
-        if "Config group override" not in str(error):
-            raise
-        fail("null is no option of a group (the scheme without positions is position=nope); --help lists the options")
-    except BrokenPipeError:  # the reader of our output went away: | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except KeyboardInterrupt:  # before a run is there to save anything
-        sys.exit(130)
+
+    def explained() -> None:
+        try:
+            main()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(explain(error, config_name)) from None
+        except ValueError as error:
+            if "Config group override" not in str(error):
+                raise
+            raise UserError(
+                "null is no option of a group, nor is a number (without positions it is position=nope); --help lists "
+                "the options"
+            ) from None
+
+    guard(explained)
 
 
-def fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+def check_words(words: list[str]) -> None:
+    """Raises UserError for a command line that Hydra would answer with its usage or its own configuration's errors."""
+    script = Path(sys.argv[0]).name
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(
+            f"{message}; all key=value words stand together, options such as -m before them: "
+            f"python {script} -m seed=0,1; --help lists the keys"
+        )
+
+    parser.error = refuse
+    given = parser.parse_args(words)
+    if given.config_name or given.config_path:
+        raise UserError(
+            f"--config-name, --config-path: {script} has one configuration; change it with key=value, or put "
+            "what belongs together into configs/experiment/<name>.yaml and choose experiment=<name>"
+        )
+    for word in given.overrides:
+        if word.startswith("="):
+            raise UserError(f"{word}: has no key; write key=value; python {script} --help lists all keys")
 
 
 def explain(error: Exception, config_name: str | None = None) -> str:
     """Hydra's message in one line, in the words of our own errors."""
     text = str(error)
+    script = Path(sys.argv[0]).name
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        if not equals:
+            return f"{key}: has no value; write {key}=<value>; python {script} --help lists all keys"
+        return f"{key}: got {value!r}, which Hydra cannot read; quote it for Hydra: {quoted(key, value)}"
+    if found := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'$", text, re.MULTILINE):
+        key, value = found.groups()
+        return f"{key}: got {value!r}, several values; to sweep over them add -m, as one text: {quoted(key, value)}"
+    if found := re.search(r"An item is already at '([^']+)'", text):
+        return f"{found.group(1)}: is there already; change it without +: {found.group(1)}=<value>"
+    if found := re.search(r"Error merging override ([^=]+)=(.*)", text):
+        cause = str(error.__cause__ or "not allowed here").splitlines()[0]
+        return f"{found.group(1)}: got {found.group(2)!r}, not allowed: {cause}"
+    if found := re.search(r"full_key: (\S+)", text):
+        return f"{found.group(1)}: {text.splitlines()[0]}; a plain dollar sign is written \\$"
     if found := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^'=]+)", text):
         key = found.group(1)
-        close = difflib.get_close_matches(key, known_keys(config_name), n=1) if config_name else []
-        hint = f"did you mean {close[0]}?" if close else f"python {Path(sys.argv[0]).name} --help lists all keys"
+        known = known_keys(config_name) if config_name else []
+        if key in known:
+            return f"{key}: is gone, since another word of this command removes it"
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"python {script} --help lists all keys"
         return f"{key}: there is no such key; {hint}"
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+    if found := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
         options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
         return f"{found.group(1)}: got '{found.group(2)}', allowed: {' | '.join(options)}"
-    text = text.split("\nSet the environment variable")[0]
+    text = re.split(r"\nSet the environment variable|\nSee https", text)[0]
     return " ".join(line.strip() for line in text.splitlines() if line.strip() and "object_type" not in line)
+
+
+def quoted(key: str, value: str) -> str:
+    """The word as a shell and Hydra take it, whatever is in the value."""
+    inside = value.replace("'", "\\'")
+    word = f"{key}='{inside}'"
+    return shlex.quote(word) if set(word) & set('$`"!') else f'"{word}"'
 
 
 def known_keys(config_name: str) -> list[str]:

@@ -6,7 +6,19 @@ import torch
 from torch import Tensor
 
 from gpt.cache import Cache
+from gpt.errors import DataError
 from gpt.model import GPT
+from gpt.tokenizer import Tokenizer
+
+
+def beginning(tokenizer: Tokenizer) -> list[int]:
+    """What a text without a prompt starts from: the separator of documents, or a line's end, or else the first id."""
+    if tokenizer.separator is not None:
+        return [tokenizer.separator]
+    try:
+        return tokenizer.encode("\n").tolist()
+    except DataError:  # characters among which there is none
+        return [0]
 
 
 def generate(

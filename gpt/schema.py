@@ -157,7 +157,7 @@ class SampleConfig:
     """What scripts/sample.py is asked for."""
 
     checkpoint: Name  # a run's folder or a checkpoint's
-    prompt: str = ""  # empty: the separator between documents, or a line's end
+    prompt: str = ""  # empty: the separator between documents, or a line's end, or the first id
     tokens: Count = 300
     temperature: NonNegative = 0.8  # 0: always the likeliest token
     top_k: Count | None = None  # sample among the k likeliest

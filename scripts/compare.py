@@ -8,13 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpt.errors import UserError  # noqa: E402
-from gpt.report import write_report  # noqa: E402
-from gpt.tables import print_tables  # noqa: E402
+from gpt.terminal import guard  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or any(argument.startswith("-") for argument in arguments):
+    from gpt.errors import UserError
+    from gpt.report import write_report
+    from gpt.tables import print_tables
+
+    if not all(arguments or [""]) or any(argument.startswith("-") for argument in arguments):
         print(
             "usage: python scripts/compare.py <folder of runs> ...; first: python eval.py runs=<folder of runs>",
             file=sys.stderr,
@@ -31,4 +33,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    guard(lambda: sys.exit(main(sys.argv[1:])))
