@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import torch
 
 import eval as evaluation
 import gpt.evaluate
+import gpt.generate
 import gpt.measure
 import gpt.mirror
 import train
-from gpt import checkpoint, cli
+from gpt import checkpoint, cli, terminal
 from gpt.checkpoint import latest
 from gpt.errors import UserError
 from tests.runs import composed, metrics, write_corpus
@@ -380,3 +382,15 @@ def test_a_sweep_of_evaluations_is_one_line_and_leaves_nothing(monkeypatch, caps
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and line.startswith("error: -m sweeps over train.py only")
     assert set(Path().rglob("*")) == before
+
+
+def test_an_interrupted_sample_ends_its_line(monkeypatch, capsys):
+    def two_tokens(*_):
+        yield from (97, 98)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpt.generate, "generate", two_tokens)
+    main = runpy.run_path(str(Path(evaluation.__file__).parent / "scripts/sample.py"))["main"]
+    with pytest.raises(SystemExit) as exit:
+        terminal.guard(lambda: main(["checkpoint=runs/default/rope", "prompt=x"]))
+    assert exit.value.code == 130 and capsys.readouterr() == ("xab\n", "")
