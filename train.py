@@ -8,7 +8,7 @@ torchrun --nproc-per-node=2 train.py position=rope
 import math
 from dataclasses import replace
 
-from gpt import cli
+from gpt.terminal import guard
 
 
 def final(values: dict, overrides: list[str]):
@@ -152,5 +152,11 @@ def main(values: dict, overrides: list[str]) -> int:
     return run.exit_code
 
 
-if __name__ == "__main__":
+def start() -> None:
+    from gpt import cli
+
     cli.run("train", main, final)
+
+
+if __name__ == "__main__":
+    guard(start)

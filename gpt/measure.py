@@ -17,7 +17,7 @@ from gpt.files import append_json_line, read_json_lines
 from gpt.model import GPT
 from gpt.restore import corpus_of, named, restore
 from gpt.results import find_runs, identity, is_number, ok, whole
-from gpt.runtime import Runtime
+from gpt.runtime import Runtime, out_of_memory
 
 MEMORY = "out of memory"  # how such a reason begins
 # What an unsupported row leaves empty.
@@ -182,12 +182,6 @@ def policy(model: GPT, length: int) -> str | None:
     """What a learned table does at this length, where it is past its end."""
     overflow = getattr(model.position.config, "overflow", "error")
     return overflow if overflow != "error" and length > model.config.block_size else None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether a kernel or an allocator says so; a GPU's has a class of its own, the others only words."""
-    words = ("out of memory", "not enough memory", "DefaultCPUAllocator")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
 def eval_folder(checkpoint: Checkpoint) -> Path:
