@@ -284,11 +284,11 @@ with Run(json.loads({config!r}), Path({root!r})) as run:
     while not run.stop and step < 2000:
         step += 1
         run.log(step, loss=1.0)
-        if "LINES" in os.environ:
+        if "SAY_LINES" in os.environ:
             run.say("a line")
         else:
             time.sleep(0.005)
-    if "LINES" in os.environ:
+    if "SAY_LINES" in os.environ:
         run.done(step)
     if {hang}:
         print("stopping", flush=True)
@@ -340,7 +340,7 @@ def test_slurm_is_asked_to_requeue(tmp_path):
 
 
 def test_a_reader_that_goes_away_stops_no_run(tmp_path):
-    child = start(tmp_path, hang=False, LINES="1")
+    child = start(tmp_path, hang=False, SAY_LINES="1")
     child.stdout.close()
     assert child.wait(60) == 0
     assert status(tmp_path / "pos" / "rope-s1")["status"] == "done"
