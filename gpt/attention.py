@@ -84,8 +84,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool = T
     if shared.kernel == "flex":
         return attend_flex(q, k, v, shared, positioned)
     mask = shared.masks[positioned]
+    # on a CPU the kernel would take the bias in low precision too; there the definition keeps it exact
     if shared.kernel == "reference" or (mask is not None and q.is_cpu and q.dtype != torch.float32):
-        return attend_reference(q, k, v, mask, dropout)  # the CPU's kernel is no faster on a mask in low precision
+        return attend_reference(q, k, v, mask, dropout)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
     mask = shared.mask_in(q.dtype, positioned).unsqueeze(0)

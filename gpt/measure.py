@@ -135,7 +135,7 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
         "tokenizer": run.tokenizer.name,
         "checkpoint": str(checkpoint.path),
         "checkpoint_sha256": checkpoint.sha256,
-        "dtype": str(runtime.dtype).removeprefix("torch."),
+        "dtype": runtime.precision,
     }
 
 
