@@ -84,6 +84,7 @@ def main(values: dict, overrides: list[str]) -> int:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             runtime.seed_step(config.seed, step, rt.rank)
+            model.position.redraw(f"{config.seed}/{step}")
             loss = torch.zeros((), device=rt.device)
             for micro in range(plan.accumulate):
                 first = micro * plan.batch_size

@@ -5,7 +5,9 @@ Shapes: B sequences, T new tokens, H heads, Tq = T queries, Tk keys (cached ones
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,111 +22,153 @@ from gpt.schema import ModelConfig
 KERNELS = ("sdpa", "reference", "flex")
 
 
+class Kind(NamedTuple):
+    """What sets a layer's mask apart from other layers' masks."""
+
+    positioned: bool = True  # the scheme acts
+    windowed: bool = False  # a query sees only the last `window` tokens
+
+
+PLAIN = Kind()
+
+
 @dataclass
 class Shared:
     """What all layers of one forward share: made once from the positions, not once a layer.
 
-    `masks` has one entry for layers with position (True) and one for layers without (False): an additive mask (H or 1,
-    Tq, Tk) float32 of the scheme's bias and -inf in the future, or None where the kernel's own causal mask says it all.
+    `masks` has one entry for each kind of layer: an additive mask (H or 1, Tq, Tk) float32 of the scheme's bias and
+    -inf where a query may not look, or None where the kernel's own causal mask says it all.
     """
 
     position: Position
     ctx: object  # what the scheme prepared
     q_pos: Tensor  # (Tq,) int64
     k_pos: Tensor  # (Tk,) int64
-    masks: dict[bool, Tensor | None]
+    masks: dict[Kind, Tensor | None]
     kernel: str
-    visible: object = None  # FlexAttention's own form of the causal mask
+    sharpness: Tensor | None = None  # (Tq, 1): what log_scale multiplies the scores of full layers with
+    seen: dict[Kind, Tensor] = field(default_factory=dict)  # (Tq, Tk) bool: where a query may look
     rounded: dict = field(default_factory=dict)  # masks in the type of the queries
 
-    def mask_in(self, dtype: torch.dtype, positioned: bool) -> Tensor | None:
+    def mask_in(self, dtype: torch.dtype, kind: Kind) -> Tensor | None:
         """The mask in the kernel's type, converted once a forward. In bfloat16 a bias is off by up to 1 part in 256."""
-        mask = self.masks[positioned]
+        mask = self.masks[kind]
         if mask is None or mask.dtype == dtype:
             return mask
-        if (dtype, positioned) not in self.rounded:
-            self.rounded[dtype, positioned] = mask.to(dtype)
-        return self.rounded[dtype, positioned]
+        if (dtype, kind) not in self.rounded:
+            self.rounded[dtype, kind] = mask.to(dtype)
+        return self.rounded[dtype, kind]
 
 
-def prepare(position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", patterned: bool = True) -> Shared:
-    """Prepare one forward; `patterned`: some layers are without position, so their mask is needed too."""
+def prepare(
+    position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", kinds: Iterable[Kind] = (PLAIN,)
+) -> Shared:
+    """Prepare one forward of layers of these kinds."""
     with torch.autocast(q_pos.device.type, enabled=False):
-        ctx = position.prepare(q_pos, k_pos)
-        if kernel == "flex":  # calls pair itself
-            return Shared(position, ctx, q_pos, k_pos, {}, kernel, causal_blocks(q_pos, k_pos))
-        masks = {True: mask(position, q_pos, k_pos)}
-        masks[False] = masks[True] if position.pair is None else mask(None, q_pos, k_pos) if patterned else None
-    return Shared(position, ctx, q_pos, k_pos, masks, kernel)
+        shared = Shared(position, position.prepare(q_pos, k_pos), q_pos, k_pos, {}, kernel)
+        if position.config.log_scale:
+            shared.sharpness = sharpness(len(q_pos), len(k_pos), position.block_size, q_pos.device)
+        if kernel != "flex":  # which calls pair itself
+            needed = set(kinds)
+            bias = position.dense(q_pos, k_pos) if position.biased() and any(k.positioned for k in needed) else None
+            for kind in needed:
+                shared.masks[kind] = mask(bias if kind.positioned else None, shared, kind)
+    return shared
 
 
-def mask(position: Position | None, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
-    """Additive mask: the scheme's bias where a query may look, -inf where not; None where plain causal says it all.
+def visible(Tq: int, Tk: int, window: int | None, device: torch.device) -> Tensor:
+    """(Tq, Tk) bool: causal, and within the last `window` tokens.
 
-    Bottom-right aligned: the last query sees every key. (The kernels' own `is_causal` is top-left aligned, which is
+    Bottom-right aligned: the last query sees the last key. (The kernels' own `is_causal` is top-left aligned, which is
     another mask as soon as there are cached keys.)
     """
-    Tq, Tk = len(q_pos), len(k_pos)
-    biased = position is not None and position.pair is not None
-    if not biased and (Tq == Tk or Tq == 1):
+    seen = torch.ones(Tq, Tk, dtype=torch.bool, device=device).tril(Tk - Tq)
+    return seen if window is None else seen.triu(Tk - Tq - window + 1)
+
+
+def mask(bias: Tensor | None, shared: Shared, kind: Kind) -> Tensor | None:
+    """The scheme's bias where a query may look, -inf where not; None where the kernel's causal mask says it all."""
+    Tq, Tk = len(shared.q_pos), len(shared.k_pos)
+    window = shared.position.config.window if kind.windowed else None
+    plain = bias is None and (window is None or window >= Tk) and (Tq == Tk or Tq == 1)
+    if plain and shared.kernel == "sdpa" and not (kind.positioned and shared.position.explicit()):
         return None
-    future = torch.ones(Tq, Tk, dtype=torch.bool, device=q_pos.device).triu(Tk - Tq + 1)
-    bias = dense_bias(position, q_pos, k_pos) if biased else torch.zeros(1, 1, 1, device=q_pos.device)
-    return bias.masked_fill(future, -math.inf)
+    shared.seen[kind] = visible(Tq, Tk, window, shared.q_pos.device)
+    if bias is None:
+        bias = torch.zeros(1, 1, 1, device=shared.q_pos.device)
+    return bias.masked_fill(~shared.seen[kind], -math.inf)
 
 
-def dense_bias(position: Position, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-    """The pointwise law `pair` at every head, query and key: (H, Tq, Tk) float32."""
-    heads = torch.arange(position.n_head, device=q_pos.device)
-    return position.pair(heads.view(-1, 1, 1), q_pos.view(1, -1, 1), k_pos.view(1, 1, -1))
+def sharpness(Tq: int, Tk: int, block_size: int, device: torch.device) -> Tensor:
+    """(Tq, 1) float32: max(1, ln t / ln L) for the t-th token (Chiang and Cholak 2022, https://arxiv.org/abs/2202.12172;
+    past L alone as in Qwen). Softmax over more keys stays as sharp as it was trained."""
+    t = torch.arange(Tk - Tq + 1, Tk + 1, device=device).float()
+    return (t.log() / math.log(block_size)).clamp(min=1).unsqueeze(-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool = True, dropout: float = 0.0) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias, causal) v: q (B, H, Tq, d), k and v (B, H, Tk, d) -> (B, H, Tq, d)."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, shared: Shared, kind: Kind = PLAIN, layer: int = 0, dropout: float = 0.0
+) -> Tensor:
+    """softmax(scale q k^T + bias, masked) v: q (B, H, Tq, d), k and v (B, H, Tk, d) -> (B, H, Tq, d)."""
+    position = shared.position if kind.positioned else None
+    scale = position.score_scale if position else v.shape[-1] ** -0.5
+    if shared.sharpness is not None and not kind.windowed:
+        q = q * shared.sharpness.to(q.dtype)
     if shared.kernel == "flex":
-        return attend_flex(q, k, v, shared, positioned)
-    mask = shared.masks[positioned]
+        return attend_flex(q, k, v, shared, kind, scale)
+    mask = shared.masks[kind]
     # on a CPU the kernel would take the bias in low precision too; there the definition keeps it exact
-    if shared.kernel == "reference" or (mask is not None and q.is_cpu and q.dtype != torch.float32):
-        return attend_reference(q, k, v, mask, dropout)
+    rounds = mask is not None and q.is_cpu and q.dtype != torch.float32
+    if shared.kernel == "reference" or rounds or (position and position.explicit()):
+        return attend_explicit(q, k, v, shared, kind, layer, scale, dropout)
     if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
-    mask = shared.mask_in(q.dtype, positioned).unsqueeze(0)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1, scale=scale)
+    mask = shared.mask_in(q.dtype, kind).unsqueeze(0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
 
 
-def attend_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
-    """The definition, slow and obvious, in float32 or better; every kernel is tested against it."""
-    exact = torch.promote_types(q.dtype, torch.float32)
+def attend_explicit(
+    q: Tensor, k: Tensor, v: Tensor, shared: Shared, kind: Kind, layer: int, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """The definition, slow and obvious, in float32 or better. Every kernel is tested against it; schemes that change
+    scores or weights by content run on it."""
+    given, exact = v.dtype, torch.promote_types(q.dtype, torch.float32)
+    ctx = shared.ctx
+    hooks = shared.position if kind.positioned and shared.position.explicit() else None
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(exact) @ k.to(exact).transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, Tq, Tk)
-        if mask is None:
-            Tq, Tk = scores.shape[-2:]
-            future = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu(Tk - Tq + 1)
-            scores = scores.masked_fill(future, -math.inf)
-        else:
-            scores = scores + mask
-        weights = F.dropout(torch.softmax(scores, dim=-1), dropout, training=dropout > 0)
-        return (weights @ v.to(exact)).to(q.dtype)
+        q, k, v = q.to(exact), k.to(exact), v.to(exact)
+        scores = q @ k.transpose(-2, -1) * scale  # (B, H, Tq, Tk)
+        if hooks:
+            scores = hooks.scores(scores, q, k, shared.seen[kind], ctx, layer)
+        weights = F.dropout(torch.softmax(scores + shared.masks[kind], dim=-1), dropout, training=dropout > 0)
+        y = weights @ v
+        if hooks:
+            y = hooks.values(y, weights, ctx, layer)
+    return y.to(given)
 
 
-def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, positioned: bool) -> Tensor:
+def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, kind: Kind, scale: float) -> Tensor:
     """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel."""
     q_pos, k_pos = shared.q_pos, shared.k_pos
-    pair = shared.position.pair if positioned else None
+    pair = shared.position.pair if kind.positioned else None
 
     def score(s, batch, head, i, j):
         return s if pair is None else s + pair(head, q_pos[i], k_pos[j])
 
-    return flex_kernel(q.is_cuda)(q, k, v, score_mod=score, block_mask=shared.visible)
+    blocks = flex_blocks(len(q_pos), len(k_pos), shared.position.config.window if kind.windowed else None, q.device)
+    return flex_kernel(q.is_cuda)(q, k, v, score_mod=score, block_mask=blocks, scale=scale)
 
 
-def causal_blocks(q_pos: Tensor, k_pos: Tensor):
-    """The causal mask as FlexAttention wants it, bottom-right aligned; queries and keys by index."""
+@functools.lru_cache(maxsize=8)
+def flex_blocks(Tq: int, Tk: int, window: int | None, device: torch.device):
+    """`visible` as FlexAttention wants it; queries and keys by index."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    Tq, Tk = len(q_pos), len(k_pos)
-    return create_block_mask(lambda b, h, i, j: j <= i + (Tk - Tq), None, None, Tq, Tk, device=str(q_pos.device))
+    def seen(b, h, i, j):
+        causal = j <= i + (Tk - Tq)
+        return causal if window is None else causal & (j > i + (Tk - Tq) - window)
+
+    return create_block_mask(seen, None, None, Tq, Tk, device=str(device))
 
 
 @functools.cache
@@ -138,10 +182,10 @@ def flex_kernel(fused: bool):
 class Attention(nn.Module):
     """Multi-head causal self-attention with the scheme's hooks between the projections and the kernel."""
 
-    def __init__(self, config: ModelConfig, layer: int, positioned: bool):
+    def __init__(self, config: ModelConfig, layer: int, kind: Kind):
         super().__init__()
         self.layer = layer
-        self.positioned = positioned
+        self.kind = kind
         self.n_head = config.n_head
         self.dropout = config.dropout
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
@@ -157,8 +201,8 @@ class Attention(nn.Module):
         v = v.view(B, T, self.n_head, D // self.n_head).transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)  # (B, H, Tk, d), keys as they were before any rotation
-        if self.positioned:
+        if self.kind.positioned:
             q, k = shared.position.rotate(q, k, shared.ctx, self.layer)
-        y = attend(q, k, v, shared, self.positioned, self.dropout if self.training else 0.0)
+        y = attend(q, k, v, shared, self.kind, self.layer, self.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, D)
         return self.resid_dropout(self.c_proj(y))

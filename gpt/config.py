@@ -95,6 +95,9 @@ def check(config: RunConfig) -> None:
         raise ConfigError("eval.stride", config.eval.stride, f"at most model.block_size={L}")
     if config.train.eval_tokens < L:
         raise ConfigError("train.eval_tokens", config.train.eval_tokens, f"at least model.block_size={L}")
+    if config.position.randomized is not None and not scheme(config.position.name).takes_ids:
+        allowed = f"null: {config.position.name} does not read position ids"
+        raise ConfigError("position.randomized", config.position.randomized, allowed)
     layers = config.position.layers
     if layers != "P" and not scheme(config.position.name).acts_in_layers():
         allowed = f"P: {config.position.name} does nothing in a layer, so a pattern of layers changes nothing"

@@ -36,17 +36,18 @@ def generate(
     predicted from context / 2 to context tokens, and a cache entry never outlives the text it was computed from.
     """
     device = model.wte.weight.device
+    stable = model.position.stable  # else each step reads all of its tokens again
     generator = torch.Generator().manual_seed(seed)
     seen = list(prompt)[-context:]
-    cache, fresh = Cache(model.config.n_layer), seen
+    cache, fresh = Cache(model.config.n_layer), list(seen)
     for _ in range(tokens):
         if cache.length + len(fresh) > context:
             cache, fresh = Cache(model.config.n_layer), seen[-max(1, context // 2) :]
         with torch.inference_mode():
-            logits = model(torch.tensor([fresh], device=device), cache=cache)[0][0, -1].float().cpu()
-        chosen = pick(logits, temperature, top_k, generator)
+            logits = model(torch.tensor([fresh], device=device), cache=cache if stable else None)[0]
+        chosen = pick(logits[0, -1].float().cpu(), temperature, top_k, generator)
         seen.append(chosen)
-        fresh = [chosen]
+        fresh = [chosen] if stable else [*fresh, chosen]
         yield chosen
 
 

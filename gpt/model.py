@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.attention import Attention, Shared, prepare
+from gpt.attention import Attention, Kind, Shared, prepare
 from gpt.cache import Cache
 from gpt.errors import LengthError, UserError
 from gpt.position import build_position
@@ -43,10 +43,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int, positioned: bool):
+    def __init__(self, config: ModelConfig, layer: int, kind: Kind):
         super().__init__()
         self.ln_1 = LayerNorm(config.n_embd, config.bias)
-        self.attn = Attention(config, layer, positioned)
+        self.attn = Attention(config, layer, kind)
         self.ln_2 = LayerNorm(config.n_embd, config.bias)
         self.mlp = MLP(config)
 
@@ -70,9 +70,9 @@ class GPT(nn.Module):
         check_size(config, rows)
         self.wte = nn.Embedding(rows, config.n_embd)  # also the output head: tied
         self.drop = nn.Dropout(config.dropout)
-        pattern = [position.layers[n % len(position.layers)] == "P" for n in range(config.n_layer)]
-        self.patterned = not all(pattern)
-        self.h = nn.ModuleList(Block(config, n, positioned) for n, positioned in enumerate(pattern))
+        kinds = [Kind(position.positioned(n), position.windowed(n)) for n in range(config.n_layer)]
+        self.h = nn.ModuleList(Block(config, n, kind) for n, kind in enumerate(kinds))
+        self.kinds = set(kinds)
         self.ln_f = LayerNorm(config.n_embd, config.bias)
         self.position = build_position(position, config)  # last, so that it moves nothing else
         self.initialize(seed)
@@ -100,7 +100,7 @@ class GPT(nn.Module):
         """(B, T) ids -> logits (B, T, V) and, given targets (B, T), the mean loss in nats a token.
 
         With a cache, idx are the tokens after those in it. `offset` is added to every position id.
-        Raises LengthError beyond what the position scheme reaches.
+        Raises LengthError beyond what the position scheme reaches, and for a cache that it would invalidate.
         """
         logits = self.head(self.hidden(idx, cache, offset))
         if targets is None:
@@ -120,9 +120,13 @@ class GPT(nn.Module):
         T = idx.shape[1]
         start = 0 if cache is None else cache.length
         self.check_length(offset + start + T)
+        if cache is not None and not self.position.stable:
+            raise LengthError(
+                f"position={self.position.config.name}: tokens move as the text grows; go without a cache"
+            )
         k_pos = self.position.positions(offset, start + T, idx.device)
         q_pos = k_pos if start == 0 else k_pos[start:]
-        shared = prepare(self.position, q_pos, k_pos, self.kernel, self.patterned)
+        shared = prepare(self.position, q_pos, k_pos, self.kernel, self.kinds)
         x = self.drop(self.position.embed(self.wte(idx), q_pos))
         for block in self.h:
             x = block(x, shared, cache)
@@ -138,8 +142,9 @@ class GPT(nn.Module):
         """Refuse before any kernel runs what the scheme cannot place."""
         limit = self.position.max_len
         if limit is not None and length > limit:
-            name = self.position.config.name
-            raise LengthError(f"position={name}: {length} tokens, its table has {limit} rows")
+            config = self.position.config
+            reach = f"its ids end at {limit - 1}" if config.randomized else f"its table has {limit} rows"
+            raise LengthError(f"position={config.name}: {length} tokens, {reach}")
 
     def count_parameters(self) -> dict[str, int]:
         """`total`, `position` (the scheme's own), `embedding` (tokens, tied with the head)."""

@@ -52,13 +52,35 @@ class PositionConfig:
 
     name: Name
     layers: Annotated[str, Field(pattern="^[PN]+$")] = "P"  # tiled over layers: P = with position, N = without
+    window: Count | None = None  # tokens that a query sees in a windowed layer, itself included; null: all
+    window_layers: Annotated[str, Field(pattern="^[WF]+$")] = "W"  # tiled over layers: W = windowed, F = full
+    log_scale: bool = False  # scores of full layers grow with the logarithm of the context past L
+    # training draws ids from so many training lengths; null: ids are 0, 1, 2, ...
+    randomized: Annotated[int, Field(ge=2, le=4096)] | None = None
+    ids: Literal["spaced", "random"] = "spaced"  # where randomized ids lie at evaluation
 
     def check(self, model: ModelConfig) -> None:
         """Raises ConfigError where this scheme cannot be built into `model`."""
         if "P" not in self.layers:
             raise ConfigError("position.layers", self.layers, "at least one P; without any it is position=nope")
-        if len(self.layers) > model.n_layer:
-            raise ConfigError("position.layers", self.layers, f"at most model.n_layer={model.n_layer} letters")
+        if self.window is None and self.window_layers != "W":
+            raise ConfigError("position.window_layers", self.window_layers, "W where position.window is null")
+        if "W" not in self.window_layers:
+            raise ConfigError("position.window_layers", self.window_layers, "at least one W; for none: window=null")
+        for key in ("layers", "window_layers"):
+            pattern = getattr(self, key)
+            if len(pattern) > model.n_layer:
+                raise ConfigError(f"position.{key}", pattern, f"at most model.n_layer={model.n_layer} letters")
+        if self.randomized is None and self.ids != "spaced":
+            raise ConfigError("position.ids", self.ids, "spaced where position.randomized is null")
+
+    def positioned(self, layer: int) -> bool:
+        """Whether the scheme acts in this layer."""
+        return self.layers[layer % len(self.layers)] == "P"
+
+    def windowed(self, layer: int) -> bool:
+        """Whether this layer sees only the last `window` tokens."""
+        return self.window is not None and self.window_layers[layer % len(self.window_layers)] == "W"
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,6 +1,10 @@
 """Small models and noise that several test files share."""
 
+import functools
+from pathlib import Path
+
 import torch
+import yaml
 
 from gpt.model import GPT
 from gpt.position import SCHEMES
@@ -11,15 +15,21 @@ SMALL = ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)
 
 
 def make(name: str, model: ModelConfig = SMALL, seed: int = 0, vocab: int = VOCAB, **options) -> GPT:
-    """A GPT with the scheme `name`, whose parameters are larger than at the start, so that positions matter."""
-    return GPT(model, SCHEMES[name].Config(name=name, **options), vocab, seed).eval()
+    """A GPT with the scheme `name` as its YAML says, but for `options`."""
+    return GPT(model, SCHEMES[name].Config(**as_written(name) | options), vocab, seed).eval()
+
+
+@functools.cache
+def as_written(name: str) -> dict:
+    return yaml.safe_load((Path(__file__).parents[1] / "configs" / "position" / f"{name}.yaml").read_text())
 
 
 def excite(model: GPT, generator: torch.Generator, std: float = 0.3) -> GPT:
     """Random weights of a size at which every part of the model moves its output."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(std * (noise if noise.numel() > 1 else noise.sign()))  # a single one must not be near 0
     return model
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpt.attention import attend, attend_reference, dense_bias, mask, prepare
+from gpt.attention import Kind, Shared, attend, prepare, visible
 from gpt.position import SCHEMES
 from gpt.schema import ModelConfig
 from tests.helpers import SMALL, excite, ids, make
@@ -13,6 +13,13 @@ from tests.helpers import SMALL, excite, ids, make
 
 def qkv(shape, generator, dtype=torch.float32):
     return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+def attend_reference(q, k, v, mask):
+    """The definition under an additive mask of our own."""
+    q_pos, k_pos = torch.arange(q.shape[2]), torch.arange(k.shape[2])
+    model = ModelConfig(n_layer=1, n_head=q.shape[1], n_embd=q.shape[1] * q.shape[3], block_size=16)
+    return attend(q, k, v, Shared(make("nope", model).position, None, q_pos, k_pos, {Kind(): mask}, "reference"))
 
 
 def test_reference_is_the_formula(fresh):
@@ -91,7 +98,7 @@ def test_gradient_of_a_trained_bias_by_finite_differences(fresh):
     for kernel in ("sdpa", "reference"):
         scheme.bias.grad = None
         shared = prepare(scheme, pos, pos, kernel)
-        shared.masks[True] = shared.masks[True].double()
+        shared.masks[Kind()] = shared.masks[Kind()].double()
         attend(q, k, v, shared).pow(2).sum().backward()
         row, head, h = 3, 2, 1e-5
         shift = torch.zeros_like(scheme.bias)
@@ -103,18 +110,28 @@ def test_gradient_of_a_trained_bias_by_finite_differences(fresh):
 
 def test_mask_is_bottom_right_aligned():
     """The last query sees every key: with 3 cached keys, query 0 sees keys 0..3."""
-    found = mask(None, torch.arange(3, 5), torch.arange(5))
+    found = prepare(make("nope").position, torch.arange(3, 5), torch.arange(5)).masks[Kind()]
     assert found.tolist() == [[[0, 0, 0, 0, -math.inf], [0, 0, 0, 0, 0]]]
-    alibi = make("alibi").position
-    row = mask(alibi, torch.tensor([4]), torch.arange(5))
+    row = prepare(make("alibi").position, torch.tensor([4]), torch.arange(5)).masks[Kind()]
     assert row[0, 0].tolist() == [-1.0, -0.75, -0.5, -0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    "Tq, Tk, window", [(5, 5, 1), (5, 5, 2), (2, 5, 3), (1, 5, 4), (5, 5, 5), (5, 5, 9), (3, 3, None)]
+)
+def test_a_query_sees_its_window(Tq, Tk, window):
+    """Itself and the window - 1 tokens before it, whatever is cached."""
+    found = visible(Tq, Tk, window, torch.device("cpu"))
+    for row in range(Tq):
+        i = Tk - Tq + row
+        assert found[row].tolist() == [j <= i and (window is None or i - j < window) for j in range(Tk)]
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5"])
 def test_dense_bias_is_the_pointwise_law(name, fresh):
     scheme = excite(make(name), fresh).position
     q_pos, k_pos = torch.tensor([5, 9, 40]), torch.tensor([0, 3, 5, 9, 40])
-    dense = dense_bias(scheme, q_pos, k_pos)
+    dense = scheme.dense(q_pos, k_pos)
     assert dense.shape == (4, 3, 5) and dense.dtype == torch.float32
     for h in range(4):
         for a, i in enumerate(q_pos):
@@ -137,7 +154,7 @@ def test_alibi_stays_exact_in_low_precision():
     _, shared = low_precision("alibi")
     distance = FAR[4000:].double().view(1, -1, 1) - FAR.double().view(1, 1, -1)
     exact = -torch.tensor([2.0**-2, 2**-4, 2**-6, 2**-8], dtype=torch.float64).view(-1, 1, 1) * distance
-    found = shared.masks[True]
+    found = shared.masks[Kind()]
     seen = (distance >= 0).expand_as(exact)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[seen].double(), exact[seen], atol=0, rtol=1e-6)
@@ -146,7 +163,7 @@ def test_alibi_stays_exact_in_low_precision():
 def test_t5_stays_exact_in_low_precision():
     """The table itself is bfloat16 then; the bucket of each distance must not be."""
     scheme, shared = low_precision("t5")
-    found = shared.masks[True]
+    found = shared.masks[Kind()]
     for i, j in ((4000, 4000), (4095, 4080), (4090, 4003), (4001, 3901), (4095, 0)):
         bucket = max(b for b, start in enumerate(T5_STARTS) if start <= i - j)
         assert torch.equal(found[:, i - 4000, j], scheme.bias[bucket].float())

@@ -87,9 +87,9 @@ def test_nothing_is_left_to_fill_in():
         assert not re.search(r"\b(TODO|TBD|FIXME|[A-Z]+_TABLE|[A-Z]+_TIME|TIME|RESULT)\b", text)
 
 
-def test_every_scheme_is_in_the_results():
+def test_every_scheme_is_in_the_docs():
     for name in SCHEMES:
-        assert re.search(rf"\b{name}\b", README), name
+        assert any(re.search(rf"\b{name}\b", text) for text in TEXTS), name
 
 
 def test_requirements_say_why_and_are_pinned():

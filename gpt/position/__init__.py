@@ -1,4 +1,7 @@
-"""The table of position schemes: a new one is a module here, a YAML in configs/position, and a row below."""
+"""The table of position schemes: a new one is a module here, a YAML in configs/position, and a row below.
+
+Several rows may share a class: then their YAMLs differ.
+"""
 
 from gpt.errors import ConfigError
 from gpt.position.alibi import Alibi
@@ -16,6 +19,7 @@ SCHEMES: dict[str, type[Position]] = {
     "rope": Rope,
     "alibi": Alibi,
     "t5": T5,
+    "randomized_rope": Rope,
 }
 
 

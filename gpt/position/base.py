@@ -3,9 +3,11 @@
 Shapes: B sequences, H heads, Tq queries, Tk keys, d head width, D model width.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,39 +30,102 @@ class Position(nn.Module):
     # None: no bias. Written once: the dense path broadcasts it, FlexAttention calls it.
     pair: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
-    # Whether scores depend on i - j alone, so that p and p + 1000 score alike (a law in the tests).
-    relative: ClassVar[bool] = True
+    # What a scheme keeps by its nature; the laws are tested to hold, or not to hold, as it says.
+    relative: ClassVar[bool] = True  # scores depend on i - j alone, so that p and p + 1000 score alike
+    takes_ids: ClassVar[bool] = True  # other position ids give other scores
 
     def __init__(self, config: PositionConfig, model: ModelConfig):
         super().__init__()
         self.config = config
         self.n_head = model.n_head
+        self.block_size = model.block_size
+        self.score_scale = model.head_width**-0.5  # of the product of queries and keys
+        self.trained_ids = (config.randomized or 1) * model.block_size  # ids 0 .. trained_ids - 1 occur in training
+        if config.randomized is not None:
+            self.register_buffer("drawn", torch.arange(model.block_size), persistent=False)
+
+    @classmethod
+    def biased(cls) -> bool:
+        """Whether positions alone add something to the score."""
+        return cls.pair is not None or cls.dense is not Position.dense
+
+    @classmethod
+    def explicit(cls) -> bool:
+        """Whether the scheme needs the scores or weights themselves, so that no fused kernel can serve it."""
+        return cls.scores is not Position.scores or cls.values is not Position.values
 
     @classmethod
     def acts_in_layers(cls) -> bool:
         """Whether it matters to a layer that it is marked P or N."""
-        return cls.pair is not None or cls.rotate is not Position.rotate
+        return cls.biased() or cls.explicit() or cls.rotate is not Position.rotate
 
     @property
     def max_len(self) -> int | None:
         """The longest sequence the scheme can place, in tokens; None where it reaches any length."""
-        return None
+        return None if self.config.randomized is None else self.trained_ids
+
+    @property
+    def stable(self) -> bool:
+        """Whether a token's place does not depend on how many follow. Where it does, no cache can serve."""
+        return self.config.randomized is None
 
     def positions(self, start: int, n: int, device: torch.device) -> Tensor:
-        """(n,) int64 ids of n tokens that follow `start` others."""
-        return torch.arange(start, start + n, device=device)
+        """(n,) int64 rising ids of n tokens; of whole sequences they begin at `start`.
+
+        Randomized (Ruoss et al. 2023, https://arxiv.org/abs/2305.16843): in training a sorted sample of the trained
+        ids, at evaluation n ids evenly spaced over them or, with ids=random, one sample fixed for each n.
+        """
+        if self.config.randomized is None:
+            return torch.arange(start, start + n, device=device)
+        count = self.trained_ids
+        if self.training:
+            return start + self.drawn[:n]
+        if self.config.ids == "random" and n <= count:
+            return start + sample(count, n, f"evaluation/{n}").to(device)
+        return start + torch.arange(n, device=device) * count // n
+
+    def redraw(self, address: str) -> None:
+        """New randomized ids for a training step, a function of its address; the same for the whole batch."""
+        if self.config.randomized is not None:
+            self.drawn.copy_(sample(self.trained_ids, len(self.drawn), address))
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
         """(B, T, D) token embeddings at ids (T,) -> the first block's input."""
         return x
 
     def prepare(self, q_pos: Tensor, k_pos: Tensor) -> object:
-        """What all layers of one forward share; called with autocast off. Result goes to `rotate` as `ctx`."""
+        """What all layers of one forward share; called with autocast off. Result goes to the hooks below as `ctx`."""
         return None
+
+    def dense(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        """`pair` at every head, query and key: (H, Tq, Tk) float32, made once a forward for all layers.
+
+        Overridden where the dense form is cheaper than broadcasting the law, or where there is no pointwise one.
+        """
+        heads = torch.arange(self.n_head, device=q_pos.device)
+        return self.pair(heads.view(-1, 1, 1), q_pos.view(1, -1, 1), k_pos.view(1, 1, -1))
 
     def rotate(self, q: Tensor, k: Tensor, ctx: object, layer: int) -> tuple[Tensor, Tensor]:
         """Queries (B, H, Tq, d) and all keys (B, H, Tk, d), cached ones included, before their product."""
         return q, k
 
+    def scores(self, s: Tensor, q: Tensor, k: Tensor, visible: Tensor, ctx: object, layer: int) -> Tensor:
+        """Scores (B, H, Tq, Tk), scaled and not yet masked, of rotated q and k -> with what content and position add.
+
+        `visible` (Tq, Tk) bool: which keys a query may see. What is added for others is masked afterwards. Float32.
+        """
+        return s
+
+    def values(self, y: Tensor, p: Tensor, ctx: object, layer: int) -> Tensor:
+        """Attention's output y (B, H, Tq, d) from weights p (B, H, Tq, Tk) -> with what positions add to it."""
+        return y
+
     def initialize(self, draw: Callable[[str, float], Tensor]) -> None:
         """Set every parameter; `draw(name, std)` is normal noise of its shape, fixed by seed and name."""
+
+
+def sample(count: int, n: int, address: str) -> Tensor:
+    """(n,) int64: a sorted sample of 0 .. count - 1 without replacement, a function of the address."""
+    key = int.from_bytes(hashlib.sha256(f"ids/{address}".encode()).digest()[:16], "little")
+    chosen = np.random.Generator(np.random.Philox(key=key)).choice(count, n, replace=False, shuffle=False)
+    return torch.from_numpy(np.sort(chosen).astype(np.int64))
