@@ -130,6 +130,12 @@ def test_same_as_transformers(kind, width, fresh):
         assert_same_rotation(theirs, turns, mscale, length)
 
 
+def test_bounds_beyond_the_last_pair_are_those_of_transformers():
+    """At so small a base the ramp would end past the width; the official code cuts it there."""
+    theirs = transformers_rotation("yarn", 16, 20.0, 2048, factor=4.0)
+    assert_same_rotation(theirs, *scaled("yarn", 20.0, 16, 2048, factor=4), 2048)
+
+
 @pytest.mark.parametrize("width", [8, 64, 128])
 def test_ntk_is_the_same_as_x_transformers(width, fresh):
     from x_transformers.x_transformers import RotaryEmbedding
@@ -273,6 +279,15 @@ def test_frequencies_of_zero_stay_zero_and_change_no_other(kind, ramp):
     assert (slower[24:] == 0).all()
     slower.sum().backward()
     assert cut.grad.isfinite().all() and (cut.grad[:24] > 0).any()
+
+
+@pytest.mark.parametrize("ramp", ["index", "turns"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pair_that_turns_the_other_way_is_slowed_alike(kind, ramp):
+    """Trained frequencies may change their sign."""
+    turns = frequencies(64, BASE)
+    forth, back = (scaled(kind, factor=4, trained=1024, ramp=ramp, turns=t)[0] for t in (turns, -turns))
+    assert torch.equal(back, -forth)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "by_parts", "yarn", "llama3", "longrope"])

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from gpt.errors import ConfigError
-from gpt.schema import STRICT, NonNegative, Positive
+from gpt.schema import STRICT, NonNegative, Positive, Scaling
 
 PARAMETERS = {  # what each kind reads
     "none": (),
@@ -28,7 +28,7 @@ PARAMETERS = {  # what each kind reads
 class ScalingConfig:
     """A kind of rescaling and the parameters of all kinds; each kind reads its own and leaves the rest."""
 
-    kind: Literal["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "llama3", "longrope"] = "none"
+    kind: Scaling = "none"
     factor: Annotated[float, Field(ge=1)] = 1.0  # s; dynamic takes s from the length and overshoots it by this
     original_length: Annotated[int, Field(ge=2)] | None = None  # L, in tokens; null: the model's training length
     alpha: Positive = 1.0  # pairs with fewer turns in L are slowed by the whole factor
@@ -148,13 +148,12 @@ def kept_by_index(turns: Tensor, length: int, alpha: float, beta: float, base: f
     """YaRN's ramp as its official code has it: linear in the pair's index, between bounds rounded outwards."""
     first, last = index_bounds(2 * turns.shape[-1], length, alpha, beta, base)
     index = torch.arange(turns.shape[-1], device=turns.device, dtype=turns.dtype)
+    # Where all pairs turn more than beta times, or all less than alpha, last < first: the official code's ramp then runs
+    # backwards and slows what it should keep. Here it is a step.
     return 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
 
 
 def index_bounds(width: int, length: int, alpha: float, beta: float, base: float) -> tuple[int, int]:
     """The last pair that is kept and the first that is slowed by the whole factor: those of beta and alpha turns."""
     first, last = (width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (beta, alpha))
-    first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
-    # Where all pairs turn more than beta times, or all less than alpha, the official code has last < first and its
-    # ramp runs backwards: it slows what it should keep. Here such a ramp is a step.
-    return first, max(first, last)
+    return max(math.floor(first), 0), min(math.ceil(last), width - 1)
