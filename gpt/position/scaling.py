@@ -148,8 +148,8 @@ def kept_by_index(turns: Tensor, length: int, alpha: float, beta: float, base: f
     """YaRN's ramp as its official code has it: linear in the pair's index, between bounds rounded outwards."""
     first, last = index_bounds(2 * turns.shape[-1], length, alpha, beta, base)
     index = torch.arange(turns.shape[-1], device=turns.device, dtype=turns.dtype)
-    # Where all pairs turn more than beta times, or all less than alpha, last < first: the official code's ramp then runs
-    # backwards and slows what it should keep. Here it is a step.
+    # Where all pairs turn more than beta times, or all less than alpha, last < first: the official code's ramp then
+    # runs backwards and slows what it should keep. Here it is a step.
     return 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
 
 
