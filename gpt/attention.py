@@ -3,6 +3,7 @@
 Shapes: B sequences, T new tokens, H heads, Tq = T queries, Tk keys (cached ones included), d head width, D width.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterable
@@ -64,7 +65,7 @@ def prepare(
     position: Position, q_pos: Tensor, k_pos: Tensor, kernel: str = "sdpa", kinds: Iterable[Kind] = (PLAIN,)
 ) -> Shared:
     """Prepare one forward of layers of these kinds."""
-    with torch.autocast(q_pos.device.type, enabled=False):
+    with exactly(q_pos.device):
         shared = Shared(position, position.prepare(q_pos, k_pos), q_pos, k_pos, {}, kernel)
         if position.config.log_scale:
             shared.sharpness = sharpness(len(q_pos), len(k_pos), position.block_size, q_pos.device)
@@ -74,6 +75,11 @@ def prepare(
             for kind in needed:
                 shared.masks[kind] = mask(bias if kind.positioned else None, shared, kind)
     return shared
+
+
+def exactly(device: torch.device):
+    """Around what low precision would spoil: autocast off. The meta device, on which costs are counted, has none."""
+    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def visible(Tq: int, Tk: int, window: int | None, device: torch.device) -> Tensor:
@@ -135,7 +141,7 @@ def attend_explicit(
     given, exact = v.dtype, torch.promote_types(q.dtype, torch.float32)
     ctx = shared.ctx
     hooks = shared.position if kind.positioned and shared.position.explicit() else None
-    with torch.autocast(q.device.type, enabled=False):
+    with exactly(q.device):
         q, k, v = q.to(exact), k.to(exact), v.to(exact)
         scores = q @ k.transpose(-2, -1) * scale  # (B, H, Tq, Tk)
         if hooks:

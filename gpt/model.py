@@ -80,6 +80,8 @@ class GPT(nn.Module):
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """GPT-2's initial values: std 0.02, residual projections smaller by sqrt(2 n_layer), norms 1, biases 0."""
+        if self.wte.weight.is_meta:  # shapes without values, of which costs are counted
+            return
         for name, parameter in self.named_parameters():
             if name.startswith("position."):
                 continue
