@@ -23,6 +23,8 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # a share that must leave something
 Name = Annotated[str, Field(min_length=1)]
+# Rescalings of RoPE, see gpt/position/scaling.py.
+Scaling = Literal["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "llama3", "longrope"]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -160,12 +162,16 @@ class AskedConfig:
     runs: Name | None = None
     checkpoint: Name | None = None
     factors: Annotated[tuple[Factor, ...], Field(min_length=1)] = (1, 2, 4)
-    scaling: Annotated[tuple[Literal["none"], ...], Field(min_length=1)] = ("none",)
+    scaling: Annotated[tuple[Scaling, ...], Field(min_length=1)] = ("none",)
 
 
 @dataclass(frozen=True, config=STRICT)
 class AskedPosition:
+    """How positions are read, other than a run's own configuration says."""
+
     overflow: Literal["error", "clamp", "wrap", "interpolate"] | None = None
+    base: Positive | None = None
+    ids: Literal["spaced", "random"] | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -5,12 +5,14 @@ Shapes: B sequences, H heads, Tq queries, Tk keys, d head width, D model width.
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gpt.errors import ConfigError
 from gpt.schema import ModelConfig, PositionConfig
 
 
@@ -33,6 +35,7 @@ class Position(nn.Module):
     # What a scheme keeps by its nature; the laws are tested to hold, or not to hold, as it says.
     relative: ClassVar[bool] = True  # scores depend on i - j alone, so that p and p + 1000 score alike
     takes_ids: ClassVar[bool] = True  # other position ids give other scores
+    rescalable: ClassVar[bool] = False  # it rotates by frequencies that can be slowed
 
     def __init__(self, config: PositionConfig, model: ModelConfig):
         super().__init__()
@@ -84,6 +87,10 @@ class Position(nn.Module):
             return start + sample(count, n, f"evaluation/{n}").to(device)
         return start + torch.arange(n, device=device) * count // n
 
+    def scaled(self, scaling: object, base: float | None = None) -> AbstractContextManager:
+        """Read with another rescaling and base of the rotation for the length of a `with`; raises ConfigError."""
+        raise ConfigError("scaling", scaling.kind, f"none: position={self.config.name} does not rotate")
+
     def redraw(self, address: str) -> None:
         """New randomized ids for a training step, a function of its address; the same for the whole batch."""
         if self.config.randomized is not None:
@@ -129,3 +136,8 @@ def sample(count: int, n: int, address: str) -> Tensor:
     key = int.from_bytes(hashlib.sha256(f"ids/{address}".encode()).digest()[:16], "little")
     chosen = np.random.Generator(np.random.Philox(key=key)).choice(count, n, replace=False, shuffle=False)
     return torch.from_numpy(np.sort(chosen).astype(np.int64))
+
+
+def uniform(noise: Tensor) -> Tensor:
+    """Standard normal noise, as `draw` gives it -> uniform between 0 and 1, through its distribution function."""
+    return torch.special.ndtr(noise)

@@ -46,6 +46,12 @@ class ScalingConfig:
         """Whether longer texts turn their first tokens otherwise: no prefix law, and no cache of rotated keys."""
         return self.kind == "dynamic" or (self.kind == "longrope" and self.short_factors is not None)
 
+    def changes(self, train_length: int, length: int) -> bool:
+        """Whether texts of `length` tokens are read otherwise than without it."""
+        if self.kind == "dynamic":
+            return length > (self.original_length or train_length)
+        return self.kind != "none" and self.factor != 1
+
     def stretched(self, factor: float) -> "ScalingConfig":
         """This scaling for lengths up to `factor` L; dynamic stays as it is, since the length says it all."""
         return self if self.kind in ("none", "dynamic") else replace(self, factor=factor)
