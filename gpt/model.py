@@ -145,7 +145,8 @@ class GPT(nn.Module):
         limit = self.position.max_len
         if limit is not None and length > limit:
             config = self.position.config
-            reach = f"its ids end at {limit - 1}" if config.randomized else f"its table has {limit} rows"
+            table = hasattr(config, "overflow") and config.randomized is None
+            reach = f"its table has {limit} rows" if table else f"its ids end at {limit - 1}"
             raise LengthError(f"position={config.name}: {length} tokens, {reach}")
 
     def count_parameters(self) -> dict[str, int]:

@@ -6,7 +6,11 @@ Several rows may share a class: then their YAMLs differ.
 from gpt.errors import ConfigError
 from gpt.position.alibi import Alibi
 from gpt.position.base import Position
+from gpt.position.binary import Binary
+from gpt.position.concat import Concat, ConcatSinusoidal
 from gpt.position.learned import Learned
+from gpt.position.normalized_index import NormalizedIndex
+from gpt.position.raw_index import RawIndex
 from gpt.position.rope import Rope
 from gpt.position.sinusoidal import Sinusoidal
 from gpt.position.t5 import T5
@@ -16,6 +20,11 @@ SCHEMES: dict[str, type[Position]] = {
     "nope": Position,
     "learned": Learned,
     "sinusoidal": Sinusoidal,
+    "raw_index": RawIndex,
+    "normalized_index": NormalizedIndex,
+    "binary": Binary,
+    "concat": Concat,
+    "concat_sinusoidal": ConcatSinusoidal,
     "rope": Rope,
     "alibi": Alibi,
     "t5": T5,

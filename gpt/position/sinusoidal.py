@@ -11,16 +11,23 @@ from gpt.errors import ConfigError
 from gpt.position.base import Position
 from gpt.schema import STRICT, ModelConfig, PositionConfig, Positive
 
+Functions = Literal["both", "sin"]
+
 
 @dataclass(frozen=True, config=STRICT)
-class SinusoidalConfig(PositionConfig):
+class EncodingConfig(PositionConfig):
     base: Positive = 10000.0
-    scale: Literal["learned", "fixed"] = "learned"  # of the amplitude; both start at D^-1/2
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)
         if model.n_embd % 2:
             raise ConfigError("model.n_embd", model.n_embd, "an even width, for pairs of sine and cosine")
+
+
+@dataclass(frozen=True, config=STRICT)
+class SinusoidalConfig(EncodingConfig):
+    scale: Literal["learned", "fixed"] = "learned"  # of the amplitude; both start at D^-1/2
+    functions: Functions = "both"  # sin: no cosines
 
 
 class Sinusoidal(Position):
@@ -29,6 +36,8 @@ class Sinusoidal(Position):
 
     At amplitude 1 the norm of PE is sqrt(D/2), 35 times that of an embedding drawn with std 0.02: it would drown the
     tokens. So s starts at D^-1/2 and by default is trained (one parameter).
+
+    With functions=sin, PE(i)[r] = sin(i base^(-r/D)): as many channels, but no linear map takes PE(i) to PE(i + 1).
     """
 
     Config: ClassVar[type] = SinusoidalConfig
@@ -42,15 +51,18 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
         scale = self.start if self.scale is None else self.scale
-        return x + scale * encoding(pos, self.width, self.config.base).to(x.dtype)
+        return x + scale * encoding(pos, self.width, self.config.base, self.config.functions).to(x.dtype)
 
     def initialize(self, draw) -> None:
         if self.scale is not None:
             self.scale.fill_(self.start)
 
 
-def encoding(pos: Tensor, width: int, base: float) -> Tensor:
-    """(T, width) float32, sine and cosine interleaved."""
-    rate = torch.exp(torch.arange(0, width, 2, device=pos.device) * (-math.log(base) / width))  # (width/2,)
+def encoding(pos: Tensor, width: int, base: float, functions: Functions = "both") -> Tensor:
+    """(T, width) float32: sine and cosine of width/2 angles, interleaved, or the sines of `width` angles."""
+    step = 2 if functions == "both" else 1
+    rate = torch.exp(torch.arange(0, width, step, device=pos.device) * (-math.log(base) / width))  # radians a position
     angle = pos.float().unsqueeze(-1) * rate
+    if functions == "sin":
+        return angle.sin()
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
