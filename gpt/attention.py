@@ -3,7 +3,6 @@
 Shapes: B sequences, T new tokens, H heads, Tq = T queries, Tk keys (cached ones included), d head width, D width.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.cache import Cache
-from gpt.position.base import Position
+from gpt.position.base import Position, exactly
 from gpt.schema import ModelConfig
 
 # sdpa is what runs. reference is the definition, for the tests. flex is tested for its values but not offered in the
@@ -69,17 +68,14 @@ def prepare(
         shared = Shared(position, position.prepare(q_pos, k_pos), q_pos, k_pos, {}, kernel)
         if position.config.log_scale:
             shared.sharpness = sharpness(len(q_pos), len(k_pos), position.block_size, q_pos.device)
-        if kernel != "flex":  # which calls pair itself
-            needed = set(kinds)
-            bias = position.dense(q_pos, k_pos) if position.biased() and any(k.positioned for k in needed) else None
-            for kind in needed:
-                shared.masks[kind] = mask(bias if kind.positioned else None, shared, kind)
+        needed, bias = set(kinds), None
+        pointwise = kernel == "flex" and position.pair is not None  # the kernel calls the law itself
+        if position.biased() and not pointwise and any(kind.positioned for kind in needed):
+            bias = position.dense(q_pos, k_pos)
+        for kind in needed:
+            own = bias if kind.positioned else None
+            shared.masks[kind] = own if kernel == "flex" else mask(own, shared, kind)
     return shared
-
-
-def exactly(device: torch.device):
-    """Around what low precision would spoil: autocast off. The meta device, on which costs are counted, has none."""
-    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def visible(Tq: int, Tk: int, window: int | None, device: torch.device) -> Tensor:
@@ -154,12 +150,15 @@ def attend_explicit(
 
 
 def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, kind: Kind, scale: float) -> Tensor:
-    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel."""
+    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel, or the dense bias where there is none."""
     q_pos, k_pos = shared.q_pos, shared.k_pos
     pair = shared.position.pair if kind.positioned else None
+    dense = shared.masks[kind]
 
     def score(s, batch, head, i, j):
-        return s if pair is None else s + pair(head, q_pos[i], k_pos[j])
+        if pair is not None:
+            return s + pair(head, q_pos[i], k_pos[j])
+        return s if dense is None else s + dense[head, i, j]
 
     blocks = flex_blocks(len(q_pos), len(k_pos), shared.position.config.window if kind.windowed else None, q.device)
     return flex_kernel(q.is_cuda)(q, k, v, score_mod=score, block_mask=blocks, scale=scale)

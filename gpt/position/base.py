@@ -5,7 +5,7 @@ Shapes: B sequences, H heads, Tq queries, Tk keys, d head width, D model width.
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import numpy as np
@@ -136,6 +136,16 @@ def sample(count: int, n: int, address: str) -> Tensor:
     key = int.from_bytes(hashlib.sha256(f"ids/{address}".encode()).digest()[:16], "little")
     chosen = np.random.Generator(np.random.Philox(key=key)).choice(count, n, replace=False, shuffle=False)
     return torch.from_numpy(np.sort(chosen).astype(np.int64))
+
+
+def exactly(device: torch.device) -> AbstractContextManager:
+    """Around what low precision would spoil: autocast off. The meta device, on which costs are counted, has none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def span(pos: Tensor) -> int:
+    """How far the last of rising ids is from the first. Those of the meta device have no values: as if 0, 1, 2, ..."""
+    return len(pos) - 1 if pos.is_meta else int(pos[-1] - pos[0])
 
 
 def uniform(noise: Tensor) -> Tensor:

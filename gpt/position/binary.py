@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from gpt.errors import ConfigError
-from gpt.position.base import Position
+from gpt.position.base import Position, exactly
 from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 
@@ -58,7 +58,7 @@ class Binary(Position):
             code = 2 * code - 1
         if self.weight is None:
             return x + F.pad(code * self.width**-0.5, (0, self.width - self.config.bits))
-        with torch.autocast(x.device.type, enabled=False):
+        with exactly(x.device):
             return x + code @ self.weight
 
     def initialize(self, draw) -> None:

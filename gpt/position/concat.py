@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.position.base import Position
+from gpt.position.base import Position, exactly
 from gpt.position.learned import Learned, LearnedConfig
 from gpt.position.sinusoidal import EncodingConfig, encoding
 from gpt.position.table import lookup
@@ -16,8 +16,9 @@ from gpt.schema import ModelConfig
 class Concat(Learned):
     """x_i = W [token_i; P[i]], P as in `learned`, W (D, 2D) starting as [I | I]: at step 0 this is `learned`.
 
-    2 D^2 parameters beside the table. Addition is concatenation with the two halves of W tied to I. A residual stream
-    2D wide throughout would instead make the blocks four times as large.
+    2 D^2 parameters beside the table. Addition is the case where both halves of W are I. As both tables are trained, the
+    halves could be folded into them; what W adds is a token embedding at the input that differs from the tied head. A
+    residual stream 2D wide throughout would instead make the blocks four times as large.
     """
 
     def __init__(self, config: LearnedConfig, model: ModelConfig):
@@ -56,5 +57,5 @@ def beside(x: Tensor, code: Tensor, mix: Tensor) -> Tensor:
     In the parameters' own precision: under autocast the whole residual stream would begin in bfloat16.
     """
     width = x.shape[-1]
-    with torch.autocast(x.device.type, enabled=False):
+    with exactly(x.device):
         return F.linear(x, mix[:, :width]) + F.linear(code, mix[:, width:])
