@@ -8,12 +8,16 @@ from gpt.position.alibi import Alibi
 from gpt.position.base import Position
 from gpt.position.binary import Binary
 from gpt.position.concat import Concat, ConcatSinusoidal
+from gpt.position.fire import Fire
+from gpt.position.kerple import Kerple
 from gpt.position.learned import Learned
 from gpt.position.normalized_index import NormalizedIndex
 from gpt.position.raw_index import RawIndex
 from gpt.position.rope import Rope
+from gpt.position.sandwich import Sandwich
 from gpt.position.sinusoidal import Sinusoidal
 from gpt.position.t5 import T5
+from gpt.position.tupe import Tupe
 from gpt.schema import ModelConfig, PositionConfig
 
 SCHEMES: dict[str, type[Position]] = {
@@ -27,7 +31,12 @@ SCHEMES: dict[str, type[Position]] = {
     "concat_sinusoidal": ConcatSinusoidal,
     "rope": Rope,
     "alibi": Alibi,
+    "kerple": Kerple,
+    "kerple_power": Kerple,
+    "sandwich": Sandwich,
+    "fire": Fire,
     "t5": T5,
+    "tupe": Tupe,
     "randomized_rope": Rope,
 }
 

@@ -1,35 +1,55 @@
 """alibi: a penalty on the score that grows with the distance, with another slope for each head."""
 
 import math
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
 
 from gpt.position.base import Position
-from gpt.schema import ModelConfig, PositionConfig
+from gpt.schema import STRICT, ModelConfig, PositionConfig
+
+
+@dataclass(frozen=True, config=STRICT)
+class AlibiConfig(PositionConfig):
+    slopes: Literal["code", "text", "learned"] = "code"
 
 
 class Alibi(Position):
     """score += -m_h (i - j), not divided by sqrt(d) (Press et al. 2022, https://arxiv.org/abs/2108.12409).
 
-    Slopes are those of the authors' code. For a number of heads that is no power of two the paper's text says
-    something else (a ratio of 2^(-8/n) for any n); BLOOM, MPT and Baichuan follow the code too.
+    `code`: the slopes of the authors' code, which BLOOM, MPT and Baichuan follow. `text`: those of the paper's text,
+    which differ where the number of heads is no power of two. `learned`: trained ones that start at the code's; what
+    is trained are their logarithms, so that a slope can never turn negative.
     """
 
-    def __init__(self, config: PositionConfig, model: ModelConfig):
+    Config: ClassVar[type] = AlibiConfig
+
+    def __init__(self, config: AlibiConfig, model: ModelConfig):
         super().__init__(config, model)
-        self.slopes = slopes(model.n_head)
+        self.slopes = text_slopes(model.n_head) if config.slopes == "text" else slopes(model.n_head)
+        if config.slopes == "learned":
+            self.log_slopes = nn.Parameter(torch.empty(model.n_head))
 
     def pair(self, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        slope = torch.tensor(self.slopes, device=head.device)[head]
-        return -slope * (i - j).float()
+        if self.config.slopes == "learned":
+            slope = self.log_slopes.float().exp()
+        else:
+            slope = torch.tensor(self.slopes, device=head.device)
+        return -slope[head] * (i - j).float()
+
+    def initialize(self, draw) -> None:
+        if self.config.slopes == "learned":
+            self.log_slopes.copy_(torch.tensor(self.slopes).log())
 
 
 def slopes(n_head: int) -> list[float]:
     """m_h for h = 1..n: 2^(-8h/n) at a power of two, else that of the power below, filled up from the power above."""
     power = 2 ** math.floor(math.log2(n_head))
-    exact = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    if power == n_head:
-        return exact
-    between = [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1)][0::2]
-    return exact + between[: n_head - power]
+    return text_slopes(power) + text_slopes(2 * power)[0::2][: n_head - power]
+
+
+def text_slopes(n_head: int) -> list[float]:
+    """m_h = 2^(-8h/n) for h = 1..n, whatever n is."""
+    return [2 ** (-8 * h / n_head) for h in range(1, n_head + 1)]
