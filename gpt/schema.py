@@ -216,6 +216,9 @@ def build(cls: type, raw: object, key: str):
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else ""
+        section = next((f.type for f in fields(cls) if f.name == field and is_dataclass(f.type)), None)
+        if section and field in raw:
+            build(section, raw[field], f"{key}.{field}".lstrip("."))  # raises, and names the key inside
         if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             raise UnknownKey(f"{key}.{field}".lstrip("."), [f.name for f in fields(cls)]) from None
         if first["type"] in ("missing", "missing_argument"):

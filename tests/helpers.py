@@ -1,6 +1,7 @@
 """Small models and noise that several test files share."""
 
 import functools
+import operator
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ import yaml
 
 from gpt.model import GPT
 from gpt.position import SCHEMES
-from gpt.schema import ModelConfig
+from gpt.schema import ModelConfig, build, plain
 
 VOCAB = 61
 SMALL = ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)
@@ -16,12 +17,15 @@ SMALL = ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)
 
 def make(name: str, model: ModelConfig = SMALL, seed: int = 0, vocab: int = VOCAB, **options) -> GPT:
     """A GPT with the scheme `name` as its YAML says, but for `options`."""
-    return GPT(model, SCHEMES[name].Config(**as_written(name) | options), vocab, seed).eval()
+    return GPT(model, build(SCHEMES[name].Config, as_written(name) | plain(options), "position"), vocab, seed).eval()
 
 
 @functools.cache
 def as_written(name: str) -> dict:
-    return yaml.safe_load((Path(__file__).parents[1] / "configs" / "position" / f"{name}.yaml").read_text())
+    """The values of a scheme's YAML, on top of those of the YAML that its `defaults` name."""
+    values = yaml.safe_load((Path(__file__).parents[1] / "configs" / "position" / f"{name}.yaml").read_text())
+    parents = [as_written(parent) for parent in values.pop("defaults", []) if parent != "_self_"]
+    return functools.reduce(operator.or_, [*parents, values])
 
 
 def excite(model: GPT, generator: torch.Generator, std: float = 0.3) -> GPT:

@@ -13,7 +13,7 @@ from gpt.position.rope import frequencies, rotate_pairs, rotation
 from gpt.position.sinusoidal import encoding
 from gpt.position.t5 import bucket
 from gpt.position.table import lookup
-from gpt.schema import ModelConfig
+from gpt.schema import ModelConfig, build
 from tests.helpers import SMALL, as_written, excite, ids, make
 
 GPT2 = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
@@ -38,7 +38,7 @@ def test_every_scheme_has_its_yaml():
     seen = set()
     for name, cls in SCHEMES.items():
         values = as_written(name)
-        config = cls.Config(**values)
+        config = build(cls.Config, values, "position")
         config.check(GPT2)
         assert config.name == name
         assert (config == cls.Config(name=name)) != (cls in seen), name

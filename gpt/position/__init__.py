@@ -38,6 +38,13 @@ SCHEMES: dict[str, type[Position]] = {
     "t5": T5,
     "tupe": Tupe,
     "randomized_rope": Rope,
+    "partial_rope": Rope,
+    "p_rope": Rope,
+    "trainable_rope": Rope,
+    "rope_nope": Rope,
+    "rope_nope_alternating": Rope,
+    "rope_window_nope": Rope,
+    "swan": Rope,
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt.errors import ConfigError
+from gpt.position.scaling import ScalingConfig
 from gpt.schema import ModelConfig, PositionConfig
 
 
@@ -72,6 +73,16 @@ class Position(nn.Module):
         """Whether a token's place does not depend on how many follow. Where it does, no cache can serve."""
         return self.config.randomized is None
 
+    def scaled(self, scaling: ScalingConfig, base: float | None = None) -> AbstractContextManager[None]:
+        """`with position.scaled(...)`: rotations slowed for evaluation, and back to what they were afterwards.
+
+        Raises ConfigError where there are none, unless nothing is asked for.
+        """
+        if scaling.kind != "none" or base is not None:
+            key, given, allowed = ("scaling", scaling.kind, "none") if base is None else ("position.base", base, "null")
+            raise ConfigError(key, given, f"{allowed}: position={self.config.name} has no rotations")
+        return nullcontext()
+
     def positions(self, start: int, n: int, device: torch.device) -> Tensor:
         """(n,) int64 rising ids of n tokens; of whole sequences they begin at `start`.
 
@@ -86,10 +97,6 @@ class Position(nn.Module):
         if self.config.ids == "random" and n <= count:
             return start + sample(count, n, f"evaluation/{n}").to(device)
         return start + torch.arange(n, device=device) * count // n
-
-    def scaled(self, scaling: object, base: float | None = None) -> AbstractContextManager:
-        """Read with another rescaling and base of the rotation for the length of a `with`; raises ConfigError."""
-        raise ConfigError("scaling", scaling.kind, f"none: position={self.config.name} does not rotate")
 
     def redraw(self, address: str) -> None:
         """New randomized ids for a training step, a function of its address; the same for the whole batch."""
