@@ -8,10 +8,8 @@ import torch
 
 from gpt.errors import ConfigError, LengthError
 from gpt.position import SCHEMES, build_position
-from gpt.position.alibi import slopes
 from gpt.position.rope import frequencies, rotate_pairs, rotation
 from gpt.position.sinusoidal import encoding
-from gpt.position.t5 import bucket
 from gpt.position.table import lookup
 from gpt.schema import ModelConfig, build
 from tests.helpers import SMALL, as_written, excite, ids, make
@@ -20,7 +18,7 @@ GPT2 = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
 
 
 @pytest.mark.parametrize(
-    "name, count", [("nope", 0), ("learned", 786_432), ("sinusoidal", 1), ("rope", 0), ("alibi", 0), ("t5", 384)]
+    "name, count", [("nope", 0), ("learned", 786_432), ("sinusoidal", 1), ("rope", 0)]
 )
 def test_parameter_table_at_gpt2(name, count):
     with torch.device("meta"):
@@ -43,61 +41,6 @@ def test_every_scheme_has_its_yaml():
         assert config.name == name
         assert (config == cls.Config(name=name)) != (cls in seen), name
         seen.add(cls)
-
-
-# ALiBi
-
-
-@pytest.mark.parametrize(
-    "heads, expected",
-    [
-        (1, [2**-8]),
-        (2, [2**-4, 2**-8]),
-        (4, [0.25, 0.0625, 0.015625, 0.00390625]),
-        (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
-        (8, [2**-h for h in range(1, 9)]),
-        (12, [*(2**-h for h in range(1, 9)), 0.70711, 0.35355, 0.17678, 0.08839]),
-    ],
-)
-def test_alibi_slopes_are_those_of_the_authors_code(heads, expected):
-    assert slopes(heads) == pytest.approx(expected, abs=5e-6)
-
-
-def test_alibi_bias_is_zero_on_the_diagonal_and_falls_with_distance():
-    position = build_position(SCHEMES["alibi"].Config(name="alibi"), ModelConfig(n_head=8, n_embd=64))
-    for h, slope in enumerate(slopes(8)):
-        found = [float(position.pair(torch.tensor(h), torch.tensor(1003), torch.tensor(1003 - d))) for d in range(4)]
-        assert found == pytest.approx([-slope * d for d in range(4)])
-
-
-def test_alibi_row_constant_is_invisible(fresh):
-    """m j and -m (i - j) differ by a constant in each row and give the same attention."""
-    scores = torch.randn(4, 12, 12, generator=fresh)
-    m, i, j = torch.tensor(slopes(4)).view(4, 1, 1), torch.arange(12).view(-1, 1), torch.arange(12)
-    future = (j > i) * -1e9
-    torch.testing.assert_close(
-        (scores + m * j + future).softmax(-1), (scores - m * (i - j) + future).softmax(-1), atol=1e-6, rtol=1e-5
-    )
-
-
-# T5
-
-
-def test_t5_buckets_are_exact():
-    """First distance of each causal bucket: 0 to 15 alone, then logarithmic; the last begins at 113, not 128."""
-    starts = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
-    found = bucket(torch.arange(4096))
-    expected = [max(b for b, start in enumerate(starts) if start <= d) for d in range(4096)]
-    assert found.tolist() == expected
-    assert bucket(torch.tensor([-1, -200])).tolist() == [0, 0]
-
-
-def test_t5_is_shared_by_all_layers_and_keeps_the_scale(fresh):
-    model = excite(make("t5"), fresh)
-    assert [name for name, _ in model.named_parameters() if "position" in name] == ["position.bias"]
-    table = model.position.bias
-    found = model.position.pair(torch.tensor(2), torch.tensor(500), torch.tensor(500 - 87))
-    assert found == table[29, 2]
 
 
 # Sinusoidal
