@@ -56,7 +56,10 @@ def test_noise_is_the_same_in_every_version():
 
 
 def test_gpt2_parameter_counts():
-    """nanoGPT's GPT-2 with biases: 124,475,904 in all with 50,304 rows, 123,689,472 without the position table."""
+    """C34: nanoGPT's GPT-2 with biases: 124,475,904 in all with 50,304 rows, 123,689,472 without the position table.
+
+    The token embedding is as much a table, and stays in that count because it is the head too.
+    """
     config = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, bias=True, vocab_multiple=64)
     with torch.device("meta"):
         GPT.initialize, kept = (lambda self, seed: None), GPT.initialize

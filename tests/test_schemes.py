@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.errors import ConfigError, LengthError
+from gpt.errors import ConfigError
 from gpt.position import SCHEMES, build_position
 from gpt.position.rope import frequencies, rotate_pairs, rotation
-from gpt.position.sinusoidal import encoding
-from gpt.position.table import lookup
 from gpt.schema import ModelConfig, build
-from tests.helpers import SMALL, as_written, excite, ids, make
+from tests.helpers import as_written, excite, make
 
 GPT2 = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
 
@@ -41,41 +39,6 @@ def test_every_scheme_has_its_yaml():
         assert config.name == name
         assert (config == cls.Config(name=name)) != (cls in seen), name
         seen.add(cls)
-
-
-# Sinusoidal
-
-
-def test_sinusoidal_table():
-    expected = [
-        [0, 1, 0, 1, 0, 1, 0, 1],
-        [0.841471, 0.540302, 0.099833, 0.995004, 0.01, 0.99995, 0.001, 1.0],
-        [0.909297, -0.416147, 0.198669, 0.980067, 0.019999, 0.9998, 0.002, 0.999998],
-    ]
-    torch.testing.assert_close(encoding(torch.arange(3), 8, 10000.0), torch.tensor(expected), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("width, product", [(8, 2.563718), (512, 231.733620), (768, 347.959012)])
-def test_sinusoidal_products_depend_on_the_difference(width, product):
-    code = encoding(torch.arange(128), width, 10000.0).double()
-    for a, b in ((3, 5), (10, 12), (100, 102)):
-        assert float(code[a] @ code[b]) == pytest.approx(product, abs=2e-3 * width / 512)
-    norms = code.norm(dim=1)
-    torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(width / 2)), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("width", [128, 768])
-def test_sinusoidal_does_not_drown_the_embeddings(width):
-    """At amplitude 1 the codes are sqrt(width) times as long as here."""
-    config = ModelConfig(n_layer=1, n_head=4, n_embd=width, block_size=64)
-    model = make("sinusoidal", config)
-    zero = torch.zeros(1, 64, width)
-    code = model.position.embed(zero, torch.arange(64)).norm(dim=-1).mean().item()
-    token = model.wte.weight.norm(dim=-1).mean().item()
-    assert code == pytest.approx(math.sqrt(0.5), abs=1e-3) and code < 4 * token
-    fixed = make("sinusoidal", config, scale="fixed")
-    assert not list(fixed.position.parameters())
-    assert fixed.position.embed(zero, torch.arange(64)).norm(dim=-1).mean().item() == pytest.approx(code)
 
 
 # RoPE
@@ -150,45 +113,6 @@ def test_rope_refuses_odd_widths(width):
     model = ModelConfig(n_layer=1, n_head=2, n_embd=2 * width, block_size=8)
     with pytest.raises(ConfigError, match=f"model.n_embd.*{width}"):
         SCHEMES["rope"].Config(name="rope").check(model)
-
-
-def test_sinusoidal_refuses_odd_widths():
-    with pytest.raises(ConfigError, match="n_embd: got 5"):
-        SCHEMES["sinusoidal"].Config(name="sinusoidal").check(ModelConfig(n_layer=1, n_head=1, n_embd=5))
-
-
-# learned
-
-
-def test_learned_refuses_what_its_table_lacks(fresh):
-    model = make("learned")
-    model(ids((1, 16), fresh))
-    with pytest.raises(LengthError, match="17 tokens, its table has 16 rows"):
-        model(ids((1, 17), fresh))
-
-
-def test_learned_overflow_policies(fresh):
-    table = torch.arange(4.0).unsqueeze(1) * torch.tensor([1.0, 10.0])
-    found = {}
-    for policy in ("clamp", "wrap", "interpolate"):
-        position = make("learned", ModelConfig(n_layer=1, n_head=1, n_embd=2, block_size=4), overflow=policy).position
-        with torch.no_grad():
-            position.table.copy_(table)
-        assert torch.equal(lookup(position.table, torch.arange(4), policy), table)  # inside the table nothing changes
-        assert position.max_len is None
-        found[policy] = lookup(position.table, torch.arange(8), policy)[:, 0].tolist()
-    assert found["clamp"] == [0, 1, 2, 3, 3, 3, 3, 3]
-    assert found["wrap"] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert found["interpolate"] == [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]
-
-
-def test_interpolation_refuses_a_cache_it_would_invalidate(fresh):
-    from gpt.cache import Cache
-
-    model = make("learned", overflow="interpolate")
-    cache = Cache(SMALL.n_layer)
-    with torch.no_grad(), pytest.raises(LengthError, match="learned: tokens move as the text grows; go without"):
-        model(ids((1, 16), fresh), cache=cache)
 
 
 # nope

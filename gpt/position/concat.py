@@ -16,8 +16,8 @@ from gpt.schema import ModelConfig
 class Concat(Learned):
     """x_i = W [token_i; P[i]], P as in `learned`, W (D, 2D) starting as [I | I]: at step 0 this is `learned`.
 
-    2 D^2 parameters beside the table. Addition is the case where both halves of W are I. As both tables are trained, the
-    halves could be folded into them; what W adds is a token embedding at the input that differs from the tied head. A
+    2 D^2 parameters beside the table. Addition is the case where both halves of W are I. Both tables are trained: the
+    halves could be folded into them; all that W adds is a token embedding at the input other than the tied head's. A
     residual stream 2D wide throughout would instead make the blocks four times as large.
     """
 

@@ -59,10 +59,12 @@ class Sinusoidal(Position):
 
 
 def encoding(pos: Tensor, width: int, base: float, functions: Functions = "both") -> Tensor:
-    """(T, width) float32: sine and cosine of width/2 angles, interleaved, or the sines of `width` angles."""
+    """(T, width) sine and cosine of width/2 angles, interleaved, or the sines of `width` angles; float32, and float64
+    at ids in float64."""
+    pos = pos if pos.is_floating_point() else pos.float()
     step = 2 if functions == "both" else 1
-    rate = torch.exp(torch.arange(0, width, step, device=pos.device) * (-math.log(base) / width))  # radians a position
-    angle = pos.float().unsqueeze(-1) * rate
+    rate = torch.exp(torch.arange(0, width, step, dtype=pos.dtype, device=pos.device) * (-math.log(base) / width))
+    angle = pos.unsqueeze(-1) * rate
     if functions == "sin":
         return angle.sin()
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
