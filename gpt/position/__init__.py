@@ -11,13 +11,16 @@ from gpt.position.concat import Concat, ConcatSinusoidal
 from gpt.position.fire import Fire
 from gpt.position.kerple import Kerple
 from gpt.position.learned import Learned
+from gpt.position.mla import Mla
 from gpt.position.normalized_index import NormalizedIndex
+from gpt.position.pope import Pope
 from gpt.position.raw_index import RawIndex
 from gpt.position.rope import Rope
 from gpt.position.sandwich import Sandwich
 from gpt.position.sinusoidal import Sinusoidal
 from gpt.position.t5 import T5
 from gpt.position.tupe import Tupe
+from gpt.position.xpos import Xpos
 from gpt.schema import ModelConfig, PositionConfig
 
 SCHEMES: dict[str, type[Position]] = {
@@ -45,6 +48,9 @@ SCHEMES: dict[str, type[Position]] = {
     "rope_nope_alternating": Rope,
     "rope_window_nope": Rope,
     "swan": Rope,
+    "xpos": Xpos,
+    "pope": Pope,
+    "mla": Mla,
 }
 
 

@@ -30,19 +30,22 @@ class RopeConfig(PositionConfig):
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)
+        self.check_width(model)
+        if self.kept_pairs(model) < 1:
+            pairs = self.schedule_width(model) // 2
+            raise ConfigError("position.keep", self.keep, f"at least {1 / pairs:.4g}, one of {pairs} frequencies")
+        self.scaling.check(self.base, self.schedule_width(model), "position.scaling")
+
+    def check_width(self, model: ModelConfig) -> None:
         d, width = model.head_width, self.rotary_width(model)
         if self.fraction == 1 and d % 2:
             allowed = f"an even head width for rotation, got n_embd / n_head = {d}"
             raise ConfigError("model.n_embd", model.n_embd, allowed)
         if width < 2 or width % 2 or not math.isclose(width, self.fraction * d, rel_tol=1e-3):
             allowed = (
-                f"an even number of a head's {d} channels: {2 / d:.4g} for 2 of them; this is {self.fraction * d:g}"
+                f"an even number of a head's {d} channels, such as {2 / d:.4g}; this is {self.fraction * d:g} of them"
             )
             raise ConfigError("position.fraction", self.fraction, allowed)
-        if self.kept_pairs(model) < 1:
-            allowed = f"at least {2 / width:.4g}, one of {width // 2} frequencies"
-            raise ConfigError("position.keep", self.keep, allowed)
-        self.scaling.check(self.base, self.schedule_width(model), "position.scaling")
 
     def rotary_width(self, model: ModelConfig) -> int:
         """Channels of a head that are turned."""
@@ -120,9 +123,12 @@ class Rope(Position):
 
     def prepare(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
         turns, size = self.frequencies(k_pos)
-        make = rotation if self.config.layout == "interleaved" else half_rotation
-        k_turn = make(k_pos, turns, size)
-        return (k_turn if q_pos is k_pos else make(q_pos, turns, size)), k_turn
+        k_turn = self.rotation(k_pos, turns, size)
+        return (k_turn if q_pos is k_pos else self.rotation(q_pos, turns, size)), k_turn
+
+    def rotation(self, pos: Tensor, turns: Tensor, size: float | Tensor) -> Tensor:
+        """What `turn` takes, of tokens at ids (T,), which are also stretched by `size`, a number or (T, w/2)."""
+        return (rotation if self.config.layout == "interleaved" else half_rotation)(pos, turns, size)
 
     def rotate(self, q: Tensor, k: Tensor, ctx: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
         return self.turn(q, ctx[0]), self.turn(k, ctx[1])
