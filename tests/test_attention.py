@@ -72,6 +72,8 @@ def test_long_odd_length_with_bias(fresh):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_is_reference(name, fresh):
     """FlexAttention calls the same law `pair`; with cached keys too."""
+    if SCHEMES[name].explicit():
+        pytest.skip("scores or weights depend on content: no fused kernel can serve it")
     scheme = excite(make(name), fresh).position
     for Tq, Tk in ((13, 13), (5, 13)):
         k_pos = torch.arange(Tk)

@@ -8,6 +8,7 @@ from gpt.position.alibi import Alibi
 from gpt.position.base import Position
 from gpt.position.binary import Binary
 from gpt.position.concat import Concat, ConcatSinusoidal
+from gpt.position.cope import Cope
 from gpt.position.fire import Fire
 from gpt.position.kerple import Kerple
 from gpt.position.learned import Learned
@@ -17,8 +18,10 @@ from gpt.position.pope import Pope
 from gpt.position.raw_index import RawIndex
 from gpt.position.rope import Rope
 from gpt.position.sandwich import Sandwich
+from gpt.position.shaw import Shaw
 from gpt.position.sinusoidal import Sinusoidal
 from gpt.position.t5 import T5
+from gpt.position.transformer_xl import TransformerXL
 from gpt.position.tupe import Tupe
 from gpt.position.xpos import Xpos
 from gpt.schema import ModelConfig, PositionConfig
@@ -40,6 +43,9 @@ SCHEMES: dict[str, type[Position]] = {
     "fire": Fire,
     "t5": T5,
     "tupe": Tupe,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "cope": Cope,
     "randomized_rope": Rope,
     "partial_rope": Rope,
     "p_rope": Rope,
