@@ -481,6 +481,13 @@ def test_sinusoidal_does_not_drown_the_embeddings(width):
     assert added(fixed, torch.arange(64)).norm(dim=-1).mean().item() == pytest.approx(code)
 
 
+@pytest.mark.parametrize("functions", ["both", "sin"])
+def test_sinusoidal_adds_what_its_options_say(functions):
+    model = make("sinusoidal", functions=functions, base=50.0)
+    expected = encoding(torch.arange(2 * L), 32, 50.0, functions) * 32**-0.5
+    torch.testing.assert_close(added(model, torch.arange(2 * L)), expected)
+
+
 # token and position together
 
 
