@@ -7,14 +7,12 @@ import torch
 
 from gpt.position import SCHEMES, build_position
 from gpt.schema import ModelConfig, build
-from tests.helpers import as_written, excite, make
+from tests.helpers import as_written
 
 GPT2 = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
 
 
-@pytest.mark.parametrize(
-    "name, count", [("nope", 0), ("learned", 786_432), ("sinusoidal", 1), ("rope", 0)]
-)
+@pytest.mark.parametrize("name, count", [("nope", 0), ("learned", 786_432), ("sinusoidal", 1), ("rope", 0)])
 def test_parameter_table_at_gpt2(name, count):
     with torch.device("meta"):
         position = build_position(SCHEMES[name].Config(name=name), GPT2)
@@ -36,17 +34,3 @@ def test_every_scheme_has_its_yaml():
         assert config.name == name
         assert (config == cls.Config(name=name)) != (cls in seen), name
         seen.add(cls)
-
-
-# nope
-
-
-def test_one_causal_layer_without_positions_is_blind_to_order_and_two_are_not(fresh):
-    """Claim C03: the mask alone tells order, but only from the second layer on."""
-    x = torch.arange(16).unsqueeze(0)
-    order = torch.cat((torch.randperm(15, generator=fresh), torch.tensor([15])))
-    for layers, blind in ((1, True), (2, False)):
-        model = excite(make("nope", ModelConfig(n_layer=layers, n_head=4, n_embd=32, block_size=16)), fresh).double()
-        with torch.no_grad():
-            change = (model(x)[0][:, -1] - model(x[:, order])[0][:, -1]).abs().max()
-        assert (change < 1e-9) == blind

@@ -37,10 +37,11 @@ class Cope(Position):
         last = self.config.npos_max - 1
         gates = s.sigmoid() * visible
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
-        whole = count.detach().long().clamp(max=last - 1)
+        whole = count.detach().floor().clamp(max=last - 1)  # the row below; at the cap too there is one above
+        row = whole.long()
         products = q @ self.table[str(layer)].to(s.dtype).T  # (B, H, Tq, npos_max)
         slopes = products.diff(dim=-1)
-        return s + products.gather(-1, whole) + slopes.gather(-1, whole) * (count - whole)
+        return s + products.gather(-1, row) + slopes.gather(-1, row) * (count - whole)
 
     def initialize(self, draw) -> None:
         for parameter in self.parameters():
