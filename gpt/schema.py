@@ -194,6 +194,23 @@ class SampleConfig:
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
 
 
+@dataclass(frozen=True, config=STRICT)
+class AskedCosts:
+    """What scripts/schemes.py is asked for, besides keys of train.py."""
+
+    position: Name | None = None  # schemes, with commas between; null: all
+    length: Count | None = None  # tokens; null: model.block_size
+
+
+@dataclass(frozen=True, config=STRICT)
+class AskedBench:
+    """What scripts/bench_schemes.py is asked for, besides keys of train.py."""
+
+    position: Name | None = None  # schemes, with commas between; null: all
+    rounds: Count = 5
+    steps: Count = 10  # of each scheme in a round
+
+
 SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,

@@ -14,6 +14,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from gpt.costs import in_turns  # noqa: E402
+
 STEPS = 300
 TOKENS = 12 * 64  # a step
 RECIPE = (
@@ -23,7 +27,7 @@ RECIPE = (
 )
 
 
-def nanogpt(folder: Path, position: str) -> float:
+def nanogpt(folder: Path) -> float:
     """Median tokens/s of the logged steps, the first 50 left out."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "train.py", *RECIPE.split(), f"--out_dir={out}"]
@@ -55,12 +59,13 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     position = options.get("position", "learned")
-    pairs = []
-    for n in range(int(options.get("rounds", 5))):
-        pairs.append((nanogpt(folders[0], position), ours(folders[0], position)))
-        print(f"round {n + 1}: nanoGPT {pairs[-1][0]:,.0f} tokens/s, {position} here {pairs[-1][1]:,.0f}", flush=True)
-    theirs, own = (statistics.median(values) for values in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
+    turns = in_turns(
+        lambda: nanogpt(folders[0]),
+        lambda: ours(folders[0], position),
+        int(options.get("rounds", 5)),
+        lambda n, a, b: print(f"round {n}: nanoGPT {a:,.0f} tokens/s, {position} here {b:,.0f}", flush=True),
+    )
+    theirs, own, ratio = turns.medians
     print(f"median: nanoGPT {theirs:,.0f} tokens/s, {position} here {own:,.0f}; ratio {ratio:.2f}")
     return 0
 

@@ -8,8 +8,9 @@ import pytest
 
 from gpt.cli import compose
 from gpt.config import load, load_evaluation
+from gpt.costs import asked
 from gpt.position import SCHEMES
-from gpt.schema import SampleConfig, parse
+from gpt.schema import AskedBench, AskedCosts, SampleConfig, parse
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,6 +62,8 @@ def test_command(command):
         parse(SampleConfig, arguments)
     elif script == "data/prepare.py":
         compose("train", arguments)
+    elif script in ("scripts/schemes.py", "scripts/bench_schemes.py"):
+        asked(AskedCosts if script.endswith("/schemes.py") else AskedBench, arguments)
     else:
         assert script in ("scripts/compare.py", "scripts/bench_nanogpt.py") and arguments
 
