@@ -229,6 +229,16 @@ def test_costs_nothing_and_leaves_the_attention_matrix_alone(fresh):
         torch.testing.assert_close(torch.cat(parts, 1), model(x)[0], atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_values_are_not_turned(name, fresh):
+    """C44: where all keys score alike, the output is the plain mean of the values."""
+    position, pos = scheme(name, window=None, window_layers="W"), torch.arange(50)
+    shared, v = prepare(position, pos, pos), noise((1, 2, 50, 32), fresh)
+    q, k = position.rotate(torch.full_like(v, -200), torch.zeros_like(v), shared.ctx, 0)  # pope: softplus of it is 0
+    y = attend(q if name == "pope" else 0 * q, k, v, shared)
+    torch.testing.assert_close(y[:, :, -1], v.mean(dim=2))
+
+
 def test_no_table_to_outgrow(fresh):
     """Lengths 128, 129, 256, 512, 128 in one process give what a fresh model gives."""
     x = ids((1, 512), fresh)
@@ -241,7 +251,7 @@ def test_no_table_to_outgrow(fresh):
 
 @pytest.mark.parametrize("name", ["rope", "xpos"])
 def test_traced_by_the_compiler(name, fresh):
-    """The graph that torch.compile takes, without complex numbers, has the values of the eager path, rescaled or not."""
+    """The graph that torch.compile takes, without complex numbers, gives what the eager path gives, rescaled or not."""
     position = scheme(name)
     x = noise((1, 2, 40, 32), fresh)
 
@@ -799,7 +809,7 @@ def test_a_rescaling_is_a_section_of_every_relatives_configuration(name):
     words = [f"position={name}", "position.scaling.kind=yarn", "position.scaling.factor=4", "position.scaling.beta=8"]
     config = load(compose("train", words))
     assert config.position.scaling == ScalingConfig(kind="yarn", factor=4.0, beta=8.0)
-    assert config.position == replace(load(compose("train", words[:1])).position, scaling=config.position.scaling)
+    assert config.position == replace(config_of(name), scaling=config.position.scaling)
 
 
 def test_shares_of_a_head_need_not_be_exact_fractions():
