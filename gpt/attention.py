@@ -125,8 +125,58 @@ def attend(
         return attend_explicit(q, k, v, shared, kind, layer, scale, dropout)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1, scale=scale)
-    mask = shared.mask_in(q.dtype, kind).unsqueeze(0)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    mask = shared.mask_in(q.dtype, kind)
+    if mask.requires_grad and q.is_cpu and not dropout and not torch.compiler.is_compiling():
+        return TrainedMask.apply(q, k, v, mask, scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), dropout_p=dropout, scale=scale)
+
+
+class TrainedMask(torch.autograd.Function):
+    """softmax(scale q k^T + mask) v, for a mask (H, Tq, Tk) that needs a gradient, on the CPU.
+
+    There torch's fused kernel has no gradient for the mask, and what torch does instead works on whole matrices of
+    scores again and again, at more than twice the time. This goes a head and some rows at a time, so that they stay in
+    the cache, and leaves out the keys after the rows' last, which every mask hides. It keeps the weights for the
+    backward, half of what torch would keep.
+    """
+
+    ROWS = 64
+
+    @staticmethod
+    def pieces(mask: Tensor) -> Iterable[tuple[int, slice, slice]]:
+        """Heads, rows, and the keys that some of these rows may look at."""
+        H, Tq, Tk = mask.shape
+        for h in range(H):
+            for start in range(0, Tq, TrainedMask.ROWS):
+                end = min(start + TrainedMask.ROWS, Tq)
+                yield h, slice(start, end), slice(0, Tk - Tq + end)
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        (B, H, Tq, _), weights = q.shape, []
+        y = q.new_empty(B, Tq, H, v.shape[-1]).transpose(1, 2)  # in the order in which heads are put together
+        for h, rows, keys in TrainedMask.pieces(mask):
+            bias = mask[h, rows, keys].expand(B, -1, -1)
+            p = torch.softmax(torch.baddbmm(bias, q[:, h, rows], k[:, h, keys].mT, alpha=scale), dim=-1)
+            y[:, h, rows] = torch.bmm(p, v[:, h, keys])
+            weights.append(p)
+        ctx.save_for_backward(q, k, v, mask, y, *weights)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, y, *weights = ctx.saved_tensors
+        dq, dk, dv, dmask = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(mask)
+        mean = (dy * y).sum(-1, keepdim=True)  # of the gradients of a row's weights, under these weights
+        for p, (h, rows, keys) in zip(weights, TrainedMask.pieces(mask), strict=True):
+            ds = torch.bmm(dy[:, h, rows], v[:, h, keys].mT).sub_(mean[:, h, rows]).mul_(p)
+            dmask[h, rows, keys] = ds.sum(0)
+            dq[:, h, rows] = torch.bmm(ds, k[:, h, keys])
+            dk[:, h, keys] += torch.bmm(ds.mT, q[:, h, rows])
+            dv[:, h, keys] += torch.bmm(p.mT, dy[:, h, rows])
+        return dq.mul_(ctx.scale), dk.mul_(ctx.scale), dv, dmask, None
 
 
 def attend_explicit(
@@ -150,7 +200,7 @@ def attend_explicit(
 
 
 def attend_flex(q: Tensor, k: Tensor, v: Tensor, shared: Shared, kind: Kind, scale: float) -> Tensor:
-    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel, or the dense bias where there is none."""
+    """FlexAttention (https://arxiv.org/abs/2412.05496): `pair` inside the kernel; without one, the dense bias."""
     q_pos, k_pos = shared.q_pos, shared.k_pos
     pair = shared.position.pair if kind.positioned else None
     dense = shared.masks[kind]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpt.attention import Kind, Shared, attend, prepare, visible
+from gpt.attention import Kind, Shared, TrainedMask, attend, prepare, visible
 from gpt.position import SCHEMES
 from gpt.schema import ModelConfig
 from tests.helpers import SMALL, excite, ids, make
@@ -109,6 +109,43 @@ def test_gradient_of_a_trained_bias_by_finite_differences(fresh):
         with torch.no_grad():
             slope = (loss(scheme.bias + shift) - loss(scheme.bias - shift)) / (2 * h)
         torch.testing.assert_close(scheme.bias.grad[row, head], slope, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("Tq, Tk, window", [(5, 5, None), (130, 130, None), (70, 200, None), (1, 9, None), (90, 90, 7)])
+def test_trained_mask_is_the_formula(Tq, Tk, window, fresh):
+    """The CPU's path for biases that are trained, in float64 against plain operations: output and every gradient."""
+    q, k, v = (qkv((2, 3, *shape), fresh, torch.float64)[0] for shape in ((Tq, 4), (Tk, 4), (Tk, 6)))
+    bias = torch.randn(3, Tq, Tk, generator=fresh, dtype=torch.float64).requires_grad_()
+    weights = torch.randn(2, 3, Tq, 6, generator=fresh, dtype=torch.float64)
+    found = []
+    for fast in (True, False):
+        mask = bias.masked_fill(~visible(Tq, Tk, window, q.device), -math.inf)
+        if fast:
+            y = TrainedMask.apply(q, k, v, mask, 0.3)
+        else:
+            y = torch.softmax(0.3 * q @ k.mT + mask, dim=-1) @ v
+        found.append((y, torch.autograd.grad((y * weights).sum(), (q, k, v, bias))))
+    torch.testing.assert_close(*found)
+
+
+def test_trained_masks_take_their_path_in_training_alone(fresh, monkeypatch):
+    """On the CPU, where a bias needs a gradient; otherwise torch's kernel is as fast or knows more (dropout)."""
+    calls = []
+    apply = TrainedMask.apply
+    monkeypatch.setattr(TrainedMask, "apply", lambda *a: calls.append(1) or apply(*a))
+    q, k, v = (torch.randn(1, 4, 16, 8, generator=fresh) for _ in range(3))
+    pos = torch.arange(16)
+    for name, grad, dropout, used in (
+        ("t5", True, 0.0, True),
+        ("t5", False, 0.0, False),
+        ("t5", True, 0.1, False),
+        ("alibi", True, 0.0, False),
+        ("learned", True, 0.0, False),
+    ):
+        calls.clear()
+        with torch.set_grad_enabled(grad):
+            attend(q, k, v, prepare(make(name).position, pos, pos), dropout=dropout)
+        assert bool(calls) == used, name
 
 
 def test_mask_is_bottom_right_aligned():

@@ -358,10 +358,10 @@ def test_fire_is_the_formula(threshold, fresh):
 def test_fire_starts_as_published():
     """c = 0.1, multiplier 1; the network uniform within 1 and within 1 / sqrt(32)."""
     position = make("fire", ModelConfig(n_layer=1, n_head=64, n_embd=128), vocab=2).position
-    assert float(position.c) == pytest.approx(0.1) and float(position.multiplier) == 1
+    assert position.c.item() == pytest.approx(0.1) and position.multiplier.item() == 1
     for values, most in ((position.hidden_weight, 1), (position.hidden_bias, 1), (position.weight, 32**-0.5)):
         assert values.abs().max() < most
-        assert float(values.std()) == pytest.approx(most / math.sqrt(3), rel=0.35 if values.ndim == 1 else 0.05)
+        assert values.std().item() == pytest.approx(most / math.sqrt(3), rel=0.35 if values.ndim == 1 else 0.05)
 
 
 def test_fire_normalises_by_the_querys_own_position(fresh):
@@ -501,6 +501,28 @@ def test_tupe_norm_has_a_bias_where_the_model_has(bias):
 
 
 # All of them
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple", "kerple_power", "t5"])
+def test_consecutive_ids_take_the_law_once_a_distance(name, fresh):
+    """Values and gradients are those of the law at each pair; wherever the ids start, with cached keys too."""
+    options = {"slopes": "learned"} if name == "alibi" else {}
+    position = scheme(name, fresh, **options)
+    heads = torch.arange(4).view(-1, 1, 1)
+    for start, Tq, Tk in ((0, 40, 40), (1000, 40, 40), (7, 1, 40), (0, 13, 40), (3, 1, 1)):
+        k_pos = torch.arange(start, start + Tk)
+        q_pos = k_pos[Tk - Tq :]
+        weight = torch.randn(4, Tq, Tk, generator=fresh)
+        weight[:, q_pos.unsqueeze(-1) < k_pos] = 0  # the future is masked
+        found = []
+        for slow in (False, True):
+            position.zero_grad()
+            bias = position.dense(q_pos, k_pos)
+            if slow:
+                bias = position.pair(heads, q_pos.view(1, -1, 1), k_pos.view(1, 1, -1))
+            (bias * weight).sum().backward()
+            found.append((bias.detach() * (weight != 0), [p.grad.clone() for p in position.parameters()]))
+        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", BIASED)

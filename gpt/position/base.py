@@ -116,7 +116,12 @@ class Position(nn.Module):
 
         Overridden where the dense form is cheaper than broadcasting the law, or where there is no pointwise one.
         """
-        heads = torch.arange(self.n_head, device=q_pos.device)
+        heads, Tk = torch.arange(self.n_head, device=q_pos.device), len(k_pos)
+        if self.relative and k_pos.is_cpu and not torch.compiler.is_compiling() and k_pos[-1] - k_pos[0] == Tk - 1:
+            # consecutive ids: the law once for each distance, in order, of which every query takes Tk
+            distances = torch.arange(q_pos[0] - k_pos[-1], q_pos[-1] - k_pos[0] + 1)
+            law = self.pair(heads.view(-1, 1), distances, torch.zeros_like(distances))
+            return law.unfold(-1, Tk, 1).flip(-1)
         return self.pair(heads.view(-1, 1, 1), q_pos.view(1, -1, 1), k_pos.view(1, 1, -1))
 
     def rotate(self, q: Tensor, k: Tensor, ctx: object, layer: int) -> tuple[Tensor, Tensor]:
