@@ -44,14 +44,15 @@ class Fire(Position):
         self.bias = nn.Parameter(torch.empty(model.n_head))
 
     def pair(self, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (self.weight[head].float() * self.hidden(i, j)).sum(-1) + self.bias[head].float()
+        return (self.weight.float()[head].movedim(-1, 0) * self.hidden(i, j)).sum(0) + self.bias.float()[head]
 
     def dense(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """A few rows at a time, whose hidden layer is computed anew in the backward: it has 32 numbers a pair."""
 
         def rows(some: Tensor) -> Tensor:
-            hidden = self.hidden(some.view(-1, 1), k_pos)  # (rows, Tk, width)
-            return torch.einsum("hw,ijw->hij", self.weight.float(), hidden) + self.bias.float().view(-1, 1, 1)
+            hidden = self.hidden(some.view(-1, 1), k_pos)  # (width, rows, Tk)
+            bias = torch.addmm(self.bias.float().unsqueeze(1), self.weight.float(), hidden.flatten(1))
+            return bias.view(-1, *hidden.shape[1:])
 
         pieces = q_pos.split(max(1, PIECE // (self.config.width * len(k_pos))))
         if torch.is_grad_enabled() and len(pieces) > 1:
@@ -59,10 +60,11 @@ class Fire(Position):
         return torch.cat([rows(piece) for piece in pieces], dim=1)
 
     def hidden(self, i: Tensor, j: Tensor) -> Tensor:
-        """(*, width): the hidden layer at the distance relative to the normaliser."""
+        """(width, *): the hidden layer at the distance relative to the normaliser."""
         far = torch.maximum(i.float(), (self.multiplier.float() * self.config.threshold).abs())
         x = self.psi((i - j).clamp(min=0).float()) / (self.psi(far) + EPS)
-        return torch.relu(x.unsqueeze(-1) * self.hidden_weight.float() + self.hidden_bias.float())
+        weight, bias = self.hidden_weight.float().unsqueeze(1), self.hidden_bias.float().unsqueeze(1)
+        return torch.relu(torch.addmm(bias, weight, x.reshape(1, -1))).view(-1, *x.shape)
 
     def psi(self, x: Tensor) -> Tensor:
         return torch.log1p((self.c.float() * x).abs())
