@@ -6,7 +6,9 @@ torchrun --nproc-per-node=2 train.py position=rope
 """
 
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from gpt.terminal import guard
 
@@ -24,6 +26,8 @@ def final(values: dict, overrides: list[str]):
             raise ConfigError("position.name", override.split("=")[1], "position=<scheme>, which brings its own keys")
     config = load(values)
     check_source(config.data, config.tokenizer)
+    if config.init_from is not None and not os.path.isdir(config.init_from):
+        raise ConfigError("init_from", config.init_from, "the folder of a run or of a checkpoint")
     return replace(config, name=folder_name(plain(config), overrides))
 
 
@@ -38,7 +42,7 @@ def main(values: dict, overrides: list[str]) -> int:
     from gpt.model import GPT
     from gpt.optim import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
     from gpt.progress import Clock, Progress
-    from gpt.restore import corpus_of, describe, load_weights
+    from gpt.restore import begin_with, corpus_of, describe, load_weights
     from gpt.run import Follower, Run
     from gpt.schema import plain
 
@@ -65,6 +69,11 @@ def main(values: dict, overrides: list[str]) -> int:
             restore_optimizer(optimizer, model, saved.optimizer_state())
             step, tokens, best = saved.step, saved.state["tokens"], saved.state["best"]
             run.resume_at(step)
+        elif config.init_from:
+            start = checkpoint.resolve(Path(config.init_from))
+            fresh = begin_with(model, start, corpus.tokenizer)
+            run.note(init_from={"checkpoint": str(start.path), "sha256": start.sha256, "fresh": fresh})
+            run.say(f"{run.folder}: begins with {start.path}" + (f", but for {', '.join(fresh)}" if fresh else ""))
         if rt.main:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)

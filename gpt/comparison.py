@@ -11,7 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt.errors import RunError
-from gpt.results import Record, count, differing, find_runs, get, is_number, label_runs, ok, read_run, setting, show
+from gpt.results import (
+    Record,
+    count,
+    differing,
+    find_runs,
+    get,
+    is_number,
+    label_runs,
+    ok,
+    read_run,
+    reading,
+    setting,
+    show,
+)
 
 DISJOINT, SLIDING = "disjoint", "sliding"
 # Student's t: how many standard errors two-sided 95% intervals reach to each side, for 2, 3, ... values.
@@ -73,13 +86,12 @@ class Mean:
 
 @dataclass(frozen=True)
 class Line:
-    """All seeds of one configuration, under one rescaling and one overflow policy."""
+    """All seeds of one configuration, read in one way."""
 
     label: str
-    base: str  # the label without rescaling and overflow
+    base: str  # the label without the way of reading
     scheme: str
-    overflow: str | None
-    scaling: str
+    way: tuple[str, ...]  # how the checkpoints are read otherwise than they were trained
     runs: dict  # seed -> Record
     rows: dict  # (protocol, factor) -> {seed: row}
 
@@ -279,23 +291,25 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
     for run, row in rows:
         if row["protocol"] == SLIDING and row.get("stride") != stride:
             continue
-        line = (results.labels[run.folder], row.get("scaling") or "none", row.get("overflow"))
+        line = (results.labels[run.folder], reading(row))
         owners.setdefault(line, {})[run.seed] = run
         cell = table.setdefault(line, {}).setdefault((row["protocol"], row["factor"]), {})
         cell[run.seed] = row  # a later row of the same measurement replaces an earlier one
     for (base, *_), cells in table.items():  # up to the training length, what is for longer inputs changes nothing
-        for cell, by_seed in table.get((base, "none", None), {}).items():
+        for cell, by_seed in table.get((base, ()), {}).items():
             supported = {seed: row for seed, row in by_seed.items() if ok(row)}
             _, factor = cell
             if supported and cell not in cells and factor <= 1:
                 cells[cell] = supported
     lines = []
-    for (base, scaling, overflow), cells in table.items():
-        ways = [way for way in (scaling if scaling != "none" else None, overflow) if way]
-        label = f"{base} ({', '.join(ways)})" if ways else base
-        runs = owners[base, scaling, overflow]
+    shown = telling([way for _, way in table])
+    for (base, way), cells in table.items():
+        if way and not any(ok(row) for by_seed in cells.values() for row in by_seed.values()):
+            continue  # such as a rescaling asked of all runs, for a scheme that does not rotate
+        label = f"{base} ({' '.join(shown[way])})" if way else base
+        runs = owners[base, way]
         scheme = next(iter(runs.values())).scheme
-        lines.append(Line(label, base, scheme, overflow, scaling, runs, cells))
+        lines.append(Line(label, base, scheme, way, runs, cells))
     drop_other_targets(lines, results)
     results.used |= {id(row) for line in lines for by_seed in line.rows.values() for row in by_seed.values()}
 
@@ -306,6 +320,15 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
     factors = tuple(sorted({factor for line in lines for protocol, factor in line.rows if protocol == DISJOINT}))
     sliding = tuple(sorted({factor for line in lines for protocol, factor in line.rows if protocol == SLIDING}))
     return Comparison(key, tuple(sorted(lines, key=place)), factors, sliding, stride)
+
+
+def telling(ways: list[tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
+    """Of each way of reading the words that tell it from the others of its kind."""
+    found = {}
+    for way in set(ways) - {()}:
+        alike = [set(other) for other in ways if other and other[0] == way[0]]
+        found[way] = [way[0], *(word for word in way[1:] if not all(word in other for other in alike))]
+    return found
 
 
 def strides_of(folder: Path, rows: list[tuple[Record, dict]]) -> set[int]:

@@ -1,9 +1,10 @@
 """From a composed configuration, as plain values, to the frozen dataclasses that the code sees."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from gpt.errors import ConfigError, UnknownKey
 from gpt.position import scheme
+from gpt.position.scaling import ScalingConfig
 from gpt.schema import (
     SECTIONS,
     AskedConfig,
@@ -29,6 +30,7 @@ class RunConfig:
     seed: int
     sweep: str
     name: str  # of the run's folder; empty: made from what was chosen
+    init_from: str | None  # a run or checkpoint whose weights training begins with
     model: ModelConfig
     position: PositionConfig
     data: DataConfig
@@ -46,6 +48,7 @@ def load(raw: dict) -> RunConfig:
     for key in raw:
         if key not in keys:
             raise UnknownKey(key, keys)
+    raw = {"init_from": None} | raw  # a key younger than some runs
     for key in keys:
         if key not in raw:
             raise ConfigError(key, None, "a value (it has no default)")
@@ -54,9 +57,11 @@ def load(raw: dict) -> RunConfig:
     for key in ("sweep", "name"):
         if not isinstance(raw[key], str):
             raise ConfigError(key, raw[key], "a text")
+    if raw["init_from"] is not None and not (isinstance(raw["init_from"], str) and raw["init_from"]):
+        raise ConfigError("init_from", raw["init_from"], "null, or the folder of a run or of a checkpoint")
     parts = {key: build(cls, raw[key], key) for key, cls in SECTIONS.items()}
     position = load_position(raw["position"])
-    config = RunConfig(seed=raw["seed"], sweep=raw["sweep"], name=raw["name"], position=position, **parts)
+    config = RunConfig(position=position, **{key: raw[key] for key in ("seed", "sweep", "name", "init_from")}, **parts)
     check(config)
     return config
 
@@ -67,15 +72,32 @@ class EvaluationConfig:
 
     asked: AskedConfig
     position: AskedPosition
+    rescaling: ScalingConfig  # the parameters of every kind that is asked for
+    fixed_factor: bool  # whether its factor was given, else it follows the evaluation's
     eval: AskedEval
     runtime: RuntimeConfig
+
+    def scaling(self, kind: str, factor: int) -> ScalingConfig:
+        """The rescaling of a kind at `factor` training lengths."""
+        chosen = replace(self.rescaling, kind=kind)
+        return chosen if self.fixed_factor else chosen.stretched(factor)
 
 
 def load_evaluation(raw: dict) -> EvaluationConfig:
     """The typed configuration of an evaluation; raises ConfigError."""
-    sections = {"position": AskedPosition, "eval": AskedEval, "runtime": RuntimeConfig}
-    parts = {key: build(cls, raw.get(key), key) for key, cls in sections.items()}
-    return EvaluationConfig(build(AskedConfig, {k: v for k, v in raw.items() if k not in sections}, ""), **parts)
+    sections = {"position": AskedPosition, "rescaling": ScalingConfig, "eval": AskedEval, "runtime": RuntimeConfig}
+    given = {key: raw.get(key) for key in sections}
+    fixed = True
+    if isinstance(given["rescaling"], dict):
+        if "kind" in given["rescaling"]:
+            raise ConfigError(
+                "rescaling.kind", given["rescaling"]["kind"], "no such key here; choose it with scaling=[…]"
+            )
+        fixed = given["rescaling"].get("factor") is not None
+        given["rescaling"] = {k: v for k, v in given["rescaling"].items() if k != "factor" or fixed}
+    parts = {key: build(cls, given[key], key) for key, cls in sections.items()}
+    asked = build(AskedConfig, {k: v for k, v in raw.items() if k not in sections}, "")
+    return EvaluationConfig(asked, fixed_factor=fixed, **parts)
 
 
 def load_position(raw: object) -> PositionConfig:

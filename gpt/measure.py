@@ -1,7 +1,9 @@
 """Evaluation of one checkpoint into rows of eval.jsonl; what stands there already is not measured again."""
 
+import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +17,11 @@ from gpt.errors import ConfigError, LengthError, RunError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
 from gpt.files import append_json_line, read_json_lines
 from gpt.model import GPT
+from gpt.position.scaling import ScalingConfig, describe
 from gpt.restore import corpus_of, named, restore
 from gpt.results import find_runs, identity, is_number, ok, whole
 from gpt.runtime import Runtime, out_of_memory
+from gpt.schema import AskedPosition
 
 MEMORY = "out of memory"  # how such a reason begins
 # What an unsupported row leaves empty.
@@ -67,16 +71,15 @@ def run_folders(config: EvaluationConfig, log: Callable[[str], None] = print) ->
 def measure(
     checkpoint: Checkpoint, config: EvaluationConfig, runtime: Runtime, log: Callable[[str], None] = print
 ) -> Measured:
-    """The length protocol on a checkpoint: a row for each factor and protocol, appended to eval.jsonl as it is done.
+    """The length protocol on a checkpoint: a row for each rescaling, protocol and factor, appended as it is done.
 
-    A length that the scheme or the text does not reach is a row with status `unsupported` and the reason. So is one
-    for which the memory does not suffice, and that one is tried again whenever it is asked for.
+    What the scheme or the text does not support, a length or a rescaling, is a row with status `unsupported` and the
+    reason. So is one for which the memory does not suffice, and that one is tried again whenever it is asked for.
     Raises CheckpointError where the text on disk is not the one of the checkpoint, RunError where the rows cannot be
     written.
     """
     model, run = restore(checkpoint, runtime.device)
-    if config.position.overflow is not None and hasattr(model.position.config, "overflow"):
-        model.position.config = replace(model.position.config, overflow=config.position.overflow)
+    read_as(model, config.position)
     corpus = corpus_of(run, checkpoint, log=log)
 
     folder = eval_folder(checkpoint)
@@ -88,31 +91,50 @@ def measure(
         raise ConfigError("eval.stride", stride, f"at most the training length {L}")
     factors = fitting(len(corpus.val), L, config.asked.factors)
     blocks = cut(len(corpus.val), L, factors, config.eval.tokens or run.eval.tokens) if factors else None
+    base = config.position.base if model.position.rescalable else None
 
     rows, new = [], []
-    for protocol in ("disjoint", "sliding"):
-        for factor in sorted(set(config.asked.factors)):
-            row = header(checkpoint, run, model, corpus, runtime) | {
-                "eval_length": factor * L,
-                "factor": factor,
-                "protocol": protocol,
-                "stride": stride if protocol == "sliding" else None,
-                "overflow": policy(model, factor * L),
-                "block_length": blocks.length if factor in factors else None,
-                "n_blocks": blocks.count if factor in factors else None,
-                "n_dropped": blocks.dropped if factor in factors else None,
-            }
-            if identity(row) not in known:
-                row |= numbers(model, corpus, blocks if factor in factors else None, row, config, runtime)
-                row["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
-                try:
-                    append_json_line(path, row)
-                except (OSError, NotImplementedError) as error:  # the latter from a file system without locks
-                    raise RunError(f"{path}: cannot be written: {getattr(error, 'strerror', '') or error}") from None
-                known[identity(row)] = row
-                new.append(row)
-            rows.append(known[identity(row)])
+    shared = header(checkpoint, run, model, corpus, runtime)
+    kinds, wanted = dict.fromkeys(config.asked.scaling), sorted(set(config.asked.factors))
+    for kind, protocol, factor in itertools.product(kinds, ("disjoint", "sliding"), wanted):
+        scaling = config.scaling(kind, factor)
+        row = shared | {
+            "eval_length": factor * L,
+            "factor": factor,
+            "protocol": protocol,
+            "stride": stride if protocol == "sliding" else None,
+            "scaling": kind,
+            "scaling_parameters": describe(scaling) or None,
+            "rope_base": base,
+            "overflow": policy(model, factor * L),
+            "block_length": blocks.length if factor in factors else None,
+            "n_blocks": blocks.count if factor in factors else None,
+            "n_dropped": blocks.dropped if factor in factors else None,
+        }
+        if identity(row) not in known:
+            plain = known.get(identity(row | {"scaling": "none", "scaling_parameters": None}))
+            if plain and model.position.rescalable and not scaling.changes(L, factor * L):
+                row |= {name: plain[name] for name in (*NUMBERS, "status", "reason")}
+            else:
+                row |= numbers(model, corpus, blocks if factor in factors else None, row, scaling, config, runtime)
+            row["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
+            try:
+                append_json_line(path, row)
+            except (OSError, NotImplementedError) as error:  # the latter from a file system without locks
+                raise RunError(f"{path}: cannot be written: {getattr(error, 'strerror', '') or error}") from None
+            known[identity(row)] = row
+            new.append(row)
+        rows.append(known[identity(row)])
     return Measured(folder, rows, new)
+
+
+def read_as(model: GPT, asked: AskedPosition) -> None:
+    """Applies what was asked for beyond the trained ids, where the scheme has such a choice."""
+    position = model.position
+    if asked.overflow is not None and hasattr(position.config, "overflow"):
+        position.config = replace(position.config, overflow=asked.overflow)
+    if asked.ids is not None and position.config.randomized is not None:
+        position.config = replace(position.config, ids=asked.ids)
 
 
 def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, runtime: Runtime) -> dict:
@@ -125,7 +147,7 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
         "step": checkpoint.step,
         "tokens": checkpoint.state["tokens"],
         "train_length": run.model.block_size,
-        "scaling": "none",
+        "ids": model.position.config.ids if model.position.config.randomized else None,
         "documents": "concat",
         "parameters": count["total"],
         "position_parameters": count["position"],
@@ -140,7 +162,13 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
 
 
 def numbers(
-    model: GPT, corpus: Corpus, blocks: Blocks | None, row: dict, config: EvaluationConfig, runtime: Runtime
+    model: GPT,
+    corpus: Corpus,
+    blocks: Blocks | None,
+    row: dict,
+    scaling: ScalingConfig,
+    config: EvaluationConfig,
+    runtime: Runtime,
 ) -> dict:
     """The measured part of a row, or the reason why there is none."""
     empty = dict.fromkeys(NUMBERS)
@@ -151,12 +179,14 @@ def numbers(
             reason += f"; alone, factors=[{row['factor']}], it needs {row['eval_length'] + 1}"
         return empty | {"status": "unsupported", "reason": reason}
     token_bytes = corpus.tokenizer.token_bytes()
+    as_trained = scaling.kind == "none" and row["rope_base"] is None
     try:
-        if row["protocol"] == "disjoint":
-            found = disjoint(model, corpus.val, blocks, row["factor"], token_bytes, runtime)
-        else:
-            found = sliding(model, corpus.val, blocks, row["factor"], row["stride"], token_bytes, runtime)
-    except LengthError as error:
+        with nullcontext() if as_trained else model.position.scaled(scaling, row["rope_base"]):
+            if row["protocol"] == "disjoint":
+                found = disjoint(model, corpus.val, blocks, row["factor"], token_bytes, runtime)
+            else:
+                found = sliding(model, corpus.val, blocks, row["factor"], row["stride"], token_bytes, runtime)
+    except (LengthError, ConfigError) as error:
         return empty | {"status": "unsupported", "reason": str(error)}
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
@@ -181,7 +211,7 @@ def settled(row: dict) -> bool:
 def policy(model: GPT, length: int) -> str | None:
     """What a learned table does at this length, where it is past its end."""
     overflow = getattr(model.position.config, "overflow", "error")
-    return overflow if overflow != "error" and length > model.config.block_size else None
+    return overflow if overflow != "error" and length > model.position.trained_ids else None
 
 
 def eval_folder(checkpoint: Checkpoint) -> Path:

@@ -95,7 +95,7 @@ def styles(lines: list[Line] | tuple[Line, ...]) -> dict[str, Style]:
     for line in lines:
         if line.variant:
             base = found[line.base]
-            dashes = OVERFLOW.get(line.overflow) or (4, 1.5, 1.5, 1.5)
+            dashes = OVERFLOW.get(line.way[0]) or (4, 1.5, 1.5, 1.5)
             found[line.label] = Style(base.color, base.marker, (0, dashes), hollow=True)
     return found
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Results, compare, paired, revision
 from gpt.files import write_atomic
-from gpt.results import CURVE, count, get, is_number, show
+from gpt.results import CURVE, asked, count, get, is_number, show
 from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out
 
 FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve
-    "run position seed step tokens train_length eval_length factor protocol stride scaling overflow block_length "
+    "run position seed step tokens train_length eval_length factor protocol stride scaling "
+    "scaling_parameters rope_base overflow ids block_length "
     "n_blocks n_dropped documents dtype loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes "
     "tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status "
     "reason"
@@ -285,8 +286,8 @@ def commands(results: Results, folders: list[Path]) -> list[str]:
         factors = ",".join(f"{factor:g}" for factor in comparison.factors or comparison.sliding)
         tokens = f" eval.tokens={condition.n_targets}" if condition.n_targets else ""
         stride = f" eval.stride={comparison.stride}" if comparison.stride else ""
-        ways = {""} | {f" position.overflow={line.overflow}" for line in comparison.lines if line.overflow}
-        ways |= {f" 'scaling=[{line.scaling}]'" for line in comparison.lines if line.scaling != "none"}
+        measured = (row for line in comparison.lines for cell in line.rows.values() for row in cell.values())
+        ways = {"", *(f" {words}" for row in measured if (words := asked(row)))}
         for folder in folders:
             for way in sorted(ways):
                 lines.append(

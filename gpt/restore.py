@@ -4,12 +4,14 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gpt.checkpoint import Checkpoint
 from gpt.config import RunConfig, load
 from gpt.corpus import Corpus, find_corpus
 from gpt.errors import CheckpointError, ConfigError
 from gpt.model import GPT
+from gpt.position import SCHEMES
 from gpt.prepare import prepare
 from gpt.tokenizer import Tokenizer, load_tokenizer
 
@@ -58,13 +60,42 @@ def load_weights(model: GPT, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: was trained with position={stored['name']} (layers {stored['layers']}), "
             f"this model has position={asked.name} (layers {asked.layers})"
         )
-    weights, own = checkpoint.model_state(), model.state_dict()
+    weights = checkpoint.model_state()
+    compare_shapes(checkpoint, weights, model.state_dict())
+    model.load_state_dict(weights)
+
+
+def compare_shapes(checkpoint: Checkpoint, weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raises CheckpointError at the first parameter that only one of the two has, or in another shape."""
     for name in sorted(weights.keys() | own.keys()):
         found = tuple(weights[name].shape) if name in weights else "nothing"
         wanted = tuple(own[name].shape) if name in own else "nothing"
         if found != wanted:
             raise CheckpointError(f"{checkpoint.path}: {name} is {found}, this model has {wanted}")
-    model.load_state_dict(weights)
+
+
+def begin_with(model: GPT, checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[str]:
+    """Weights of another run as the first ones of a new run; names of the parameters that stay as they were drawn.
+
+    All but the position scheme's must be there, in the same shapes. Of the scheme's own, those of the same scheme are
+    taken over, in the same shapes; another scheme begins with its own. So a model trained with RoPE goes on without
+    positions (DroPE, https://arxiv.org/abs/2512.12167), with another base or with a rescaling.
+    Raises CheckpointError where shapes or the tokenizer differ.
+    """
+    theirs = checkpoint.state
+    if theirs["tokenizer_sha256"] != tokenizer.sha256:
+        raise CheckpointError(
+            f"init_from: {checkpoint.path} was trained with tokenizer {theirs['tokenizer']['name']} "
+            f"({theirs['tokenizer_sha256'][:12]}), this run has {tokenizer.name} ({tokenizer.sha256[:12]})"
+        )
+    same_scheme = SCHEMES.get(theirs["config"]["position"]["name"]) is type(model.position)
+    weights, own = checkpoint.model_state(), model.state_dict()
+    if not same_scheme:
+        weights = {name: value for name, value in weights.items() if not name.startswith("position.")}
+    fresh = [name for name in own if name.startswith("position.") and name not in weights]
+    compare_shapes(checkpoint, weights, {name: value for name, value in own.items() if name not in fresh})
+    model.load_state_dict(weights, strict=False)
+    return fresh
 
 
 def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Path("data"), log=print) -> Corpus:

@@ -34,19 +34,22 @@ KEY = (
     "protocol",
     "stride",
     "scaling",
+    "scaling_parameters",
+    "rope_base",
     "overflow",
+    "ids",
     "block_length",
     "n_blocks",
     "dtype",
 )
 # What the fields of a row are, where they are not null; any other is a text, a number, true or false.
 TEXTS = (
-    "run position protocol scaling overflow documents data data_sha256 train_sha256 tokenizer checkpoint "
-    "checkpoint_sha256 dtype status reason measured"
+    "run position protocol scaling scaling_parameters overflow ids documents data data_sha256 train_sha256 tokenizer "
+    "checkpoint checkpoint_sha256 dtype status reason measured"
 ).split()
 LENGTHS = "train_length eval_length factor stride block_length n_blocks".split()
 COUNTS = "seed step tokens n_dropped n_targets n_bytes parameters position_parameters".split()
-MEASURES = "loss loss_se tail_loss tail_loss_se perplexity bits_per_byte tokens_per_second".split()
+MEASURES = "rope_base loss loss_se tail_loss tail_loss_se perplexity bits_per_byte tokens_per_second".split()
 CURVE = ("position_curve", "position_bins")
 LARGEST = 1e305  # sums of larger numbers would overflow
 
@@ -178,6 +181,43 @@ def identity(row: dict) -> tuple:
     return tuple(row.get(key) for key in KEY)
 
 
+def reading(row: dict) -> tuple[str, ...]:
+    """How a checkpoint was read otherwise than it was trained, in words: ("yarn", "alpha=1", ...), ("clamp",), ().
+
+    A factor that follows the evaluation's is left out, so that all lengths of one rule read alike.
+    """
+    found = []
+    if row.get("scaling") not in (None, "none"):
+        follows = "factor=1" if row["scaling"] == "dynamic" else f"factor={row['factor']:g}"
+        parameters = str(row.get("scaling_parameters") or "").split()
+        found += [row["scaling"], *(word for word in parameters if word != follows)]
+    if row.get("rope_base") is not None:
+        found.append(f"base={row['rope_base']:g}")
+    if row.get("overflow"):
+        found.append(row["overflow"])
+    if row.get("ids") == "random":
+        found.append("ids=random")
+    return tuple(found)
+
+
+def asked(row: dict) -> str:
+    """The words of eval.py that read a checkpoint as this row does."""
+    found = []
+    if row.get("scaling") not in (None, "none"):
+        found.append(f"'scaling=[{row['scaling']}]'")
+        for word in reading(row)[1:]:
+            key, _, value = word.partition("=")
+            if key != "base" and value and key != "ids":
+                found.append(f"'rescaling.{key}=[{value}]'" if "," in value else f"rescaling.{key}={value}")
+    if row.get("rope_base") is not None:
+        found.append(f"position.base={row['rope_base']:g}")
+    if row.get("overflow"):
+        found.append(f"position.overflow={row['overflow']}")
+    if row.get("ids") == "random":
+        found.append("position.ids=random")
+    return " ".join(found)
+
+
 # ---- reading
 
 
@@ -261,6 +301,7 @@ def setting(config: dict) -> dict:
         for field in fields(cls)
         if field.default is not MISSING
     }
+    defaults["init_from"] = None
     flat = {
         key: value for key, value in (defaults | flatten(config)).items() if not key.startswith(("wandb.", "eval."))
     }

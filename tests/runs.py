@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 from gpt import cli
+from tests.helpers import as_written
 
 SMALL = [
     "model.n_layer=1",
@@ -39,6 +40,11 @@ def composed(*overrides: str) -> tuple[dict, list[str]]:
     """What train.main takes, for a small run on corpus.txt."""
     overrides = [*TEXT, *SMALL, *overrides]
     return cli.compose("train", overrides), overrides
+
+
+def in_one_layer(scheme: str) -> list[str]:
+    """Overrides for a scheme whose pattern needs more layers than the small model has."""
+    return ["position.layers=P", "position.window_layers=W"] if "layers" in as_written(scheme) else []
 
 
 def metrics(folder: Path) -> list[dict]:

@@ -158,7 +158,7 @@ def test_evaluation_configuration():
         ("factors=[0]", "factors: got \\[0\\]"),
         ("factors=2", "factors: got 2"),
         ("factors=[1.5]", "factors: got \\[1.5\\]"),
-        ("scaling=[yarn]", "scaling: got \\['yarn'\\]"),
+        ("scaling=[yarm]", "scaling: got \\['yarm'\\]"),
         ("position.overflow=extend", "position.overflow: got 'extend'"),
         ("eval.tokens=0", "eval.tokens: got 0"),
     ):

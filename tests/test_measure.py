@@ -15,6 +15,8 @@ import gpt.evaluate
 import gpt.generate
 import gpt.measure
 import gpt.mirror
+import gpt.model
+import gpt.runtime
 import train
 from gpt import checkpoint, cli, terminal
 from gpt.checkpoint import latest
@@ -22,10 +24,10 @@ from gpt.errors import UserError
 from tests.runs import composed, metrics, write_corpus
 
 RUNS = Path("runs/default")
-FIELDS = """run position seed step tokens train_length eval_length factor protocol stride scaling overflow block_length
-n_blocks n_dropped documents loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes
-tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status reason
-position_curve position_bins""".split()
+FIELDS = """run position seed step tokens train_length eval_length factor protocol stride scaling scaling_parameters
+rope_base overflow ids block_length n_blocks n_dropped documents loss loss_se tail_loss tail_loss_se
+perplexity bits_per_byte n_targets n_bytes tokens_per_second parameters position_parameters data
+data_sha256 tokenizer checkpoint checkpoint_sha256 status reason position_curve position_bins""".split()
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +297,14 @@ def test_weights_that_give_no_number():
         (["runs=runs", "factors=[]"], "factors: got [], allowed"),
         (["runs=runs", "factor=[1]"], "factor: there is no such key; did you mean factors?"),
         (["runs=runs", "position.overflow=extend"], "position.overflow: got 'extend', allowed"),
-        (["runs=runs", "scaling=[linear]"], "scaling: got ['linear'], allowed"),
+        (["runs=runs", "scaling=[lineal]"], "scaling: got ['lineal'], allowed: a list, each none | linear | ntk"),
+        (["runs=runs", "scaling=[]"], "scaling: got [], allowed: a list"),
+        (["runs=runs", "rescaling.factor=0.5"], "rescaling.factor: got 0.5, allowed: a number >= 1"),
+        (["runs=runs", "rescaling.ramp=log"], "rescaling.ramp: got 'log', allowed: index | turns"),
+        (["runs=runs", "rescaling.bet=3"], "rescaling.bet: there is no such key; did you mean rescaling.beta?"),
+        (["runs=runs", "+rescaling.kind=ntk"], "rescaling.kind: "),
+        (["runs=runs", "position.base=0"], "position.base: got 0, allowed: a number > 0 or null"),
+        (["runs=runs", "position.ids=odd"], "position.ids: got 'odd', allowed: spaced | random or null"),
     ],
 )
 def test_errors(overrides, message, capsys):
@@ -303,6 +312,94 @@ def test_errors(overrides, message, capsys):
         cli.report_errors(lambda: measure(*overrides), "eval")
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and line.startswith(f"error: {message}")
+
+
+KINDS = ["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "llama3", "longrope"]
+
+
+def test_every_rescaling_in_one_command(capsys, monkeypatch):
+    """A row each, with its parameters; at factor 1 that of `none`, not measured again; and nothing of it stays."""
+    seen = []
+    disjoint = gpt.measure.disjoint
+    monkeypatch.setattr(gpt.measure, "disjoint", lambda *args: seen.append(args[3]) or disjoint(*args))
+    command = "checkpoint=runs/default/rope", "factors=[1,2,4]", f"scaling=[{','.join(KINDS)}]", "rescaling.beta=4"
+    assert measure(*command) == 0
+    assert sorted(seen) == [1] + [2] * 8 + [4] * 8
+    found = {(r["scaling"], r["protocol"], r["factor"]): r for r in rows(RUNS / "rope")}
+    assert len(found) == 8 * 2 * 3 and all(row["status"] == "ok" for row in found.values())
+    for (kind, protocol, factor), row in found.items():
+        plain = found["none", protocol, factor]
+        same = {name: row[name] == plain[name] for name in ("loss", "position_curve", "n_targets", "perplexity")}
+        assert all(same.values()) if factor == 1 or kind == "none" else not same["loss"], (kind, protocol, factor)
+        # dynamic, in windows of one length, is ntk
+        curves = {str(row["position_curve"]) for row in found.values() if row["factor"] == factor}
+        assert len(curves - {"None"}) == (1 if factor == 1 else 7)
+        assert found["dynamic", protocol, factor]["loss"] == found["ntk", protocol, factor]["loss"]
+    parameters = {kind: found[kind, "disjoint", 4]["scaling_parameters"] for kind in KINDS}
+    assert parameters["none"] is None and parameters["ntk"] == "factor=4" and parameters["dynamic"] == "factor=1"
+    assert parameters["yarn"] == "factor=4 alpha=1 beta=4 ramp=index temperature=0.1"
+    out = table(capsys)
+    assert "rope (yarn alpha=1 beta=4 ramp=index temperature=0.1)" in out and "unsupported" not in out
+    monkeypatch.setattr(gpt.measure, "disjoint", never)
+    assert measure(*command) == 0
+    assert len(rows(RUNS / "rope")) == 8 * 2 * 3
+
+
+def test_a_rescaled_row_is_that_of_a_model_built_so():
+    """Of all kinds, with parameters of their own and another base: from the checkpoint's weights, by hand."""
+    assert measure("checkpoint=runs/default/rope", "factors=[4]", "scaling=[yarn]", "rescaling.ramp=turns",
+                   "rescaling.factor=8", "position.base=500") == 0  # fmt: skip
+    row = rows(RUNS / "rope")[0]
+    assert (row["rope_base"], row["scaling_parameters"].split()[0]) == (500.0, "factor=8")
+    saved = latest(RUNS / "rope/checkpoints")
+    from dataclasses import replace
+
+    from gpt.position.scaling import ScalingConfig
+    from gpt.restore import restore
+
+    model, config = restore(saved, torch.device("cpu"))
+    scaling = ScalingConfig(kind="yarn", factor=8.0, ramp="turns", original_length=16)
+    built = gpt.model.GPT(config.model, replace(config.position, base=500.0, scaling=scaling), model.vocab_size)
+    built.load_state_dict(model.state_dict())
+    corpus = gpt.measure.corpus_of(config, saved)
+    blocks = gpt.evaluate.cut(len(corpus.val), 16, [4], 512)
+    runtime = gpt.runtime.start(config.runtime)
+    expected = gpt.evaluate.disjoint(built.eval(), corpus.val, blocks, 4, corpus.tokenizer.token_bytes(), runtime)
+    assert row["loss"] == pytest.approx(expected["loss"], abs=1e-7)
+
+
+def test_a_rescaling_asked_of_a_scheme_without_rotation(capsys):
+    """The rotating runs of the folder are measured; the others say why not."""
+    assert measure("runs=runs/default", "factors=[1,4]", "scaling=[none,ntk]", "position.base=500") == 0
+    for row in rows(RUNS / "learned"):
+        if row["scaling"] == "ntk":
+            assert (row["status"], row["loss"]) == ("unsupported", None)
+            assert "position=learned has no rotations" in row["reason"]
+    assert all(row["status"] == "ok" and row["rope_base"] == 500 for row in rows(RUNS / "rope"))
+    assert all(row["rope_base"] is None for row in rows(RUNS / "learned"))
+    assert "learned-s0 (ntk)" not in capsys.readouterr().err
+
+
+def test_ways_of_reading_are_lines_of_their_own():
+    from gpt.comparison import compare
+
+    measure("runs=runs/default", "factors=[1,2]", "scaling=[none,ntk,yarn]")
+    measure("runs=runs/default", "factors=[1,2]", "scaling=[yarn]", "rescaling.beta=4")
+    measure("runs=runs/default", "factors=[1,2]", "position.base=500")
+    measure("runs=runs/default", "factors=[1,2]", "position.overflow=clamp")
+    (found,) = compare([Path("runs/default")]).comparisons
+    assert {line.label for line in found.lines} == {
+        "learned", "learned (clamp)", "rope", "rope (ntk)", "rope (yarn beta=32)", "rope (yarn beta=4)",
+        "rope (base=500)",
+    }  # fmt: skip
+    from gpt.report import commands
+
+    assert set(commands(compare([Path("runs/default")]), [Path("runs/default")])) >= {
+        f"python eval.py runs=runs/default 'factors=[1,2]' eval.tokens=512 eval.stride=8{way}"
+        for way in ("", " 'scaling=[ntk]'", " position.overflow=clamp", " position.base=500",
+                    " 'scaling=[yarn]' rescaling.alpha=1 rescaling.beta=4 rescaling.ramp=index "
+                    "rescaling.temperature=0.1")
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("override, words", [("eval.stride=17", "eval.stride"), ("eval.tokens=63", "eval.tokens")])

@@ -84,9 +84,9 @@ def test_smoothing_never_reaches_across_the_training_length():
     assert plots.smooth(bins, straight, 64) == pytest.approx(straight)
 
 
-def made_line(scheme: str, base: str | None = None, overflow: str | None = None) -> comparing.Line:
+def made_line(scheme: str, base: str | None = None, way: tuple[str, ...] = ()) -> comparing.Line:
     base = base or scheme
-    return comparing.Line(f"{base} ({overflow})" if overflow else base, base, scheme, overflow, "none", {}, {})
+    return comparing.Line(f"{base} ({' '.join(way)})" if way else base, base, scheme, way, {}, {})
 
 
 def test_a_scheme_has_one_colour_whatever_it_is_drawn_with():
@@ -99,7 +99,7 @@ def test_a_scheme_has_one_colour_whatever_it_is_drawn_with():
     assert len({(style.color, style.marker) for style in found.values()}) == len(found) - 1 + (
         (found["unheard_of"].color, found["unheard_of"].marker) not in plots.STYLES.values()
     )
-    clamp = plots.styles([made_line("learned"), made_line("learned", overflow="clamp")])
+    clamp = plots.styles([made_line("learned"), made_line("learned", way=("clamp",))])
     assert clamp["learned (clamp)"].color == clamp["learned"].color
     assert clamp["learned (clamp)"].dashes != "-" and clamp["learned"].dashes == "-"
 

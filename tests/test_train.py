@@ -21,7 +21,7 @@ from gpt.model import GPT
 from gpt.position import SCHEMES
 from gpt.restore import load_weights, named
 from gpt.run import Run
-from tests.runs import composed, metrics, status, write_corpus
+from tests.runs import composed, in_one_layer, metrics, status, write_corpus
 
 ROOT = Path(__file__).parents[1]
 RUNS = Path("runs/default")
@@ -105,11 +105,12 @@ def run_name(overrides) -> str:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_twenty_steps_are_ten_and_a_kill_and_ten(monkeypatch, scheme):
-    assert go("name=straight", f"position={scheme}") == 0
-    kill_after(monkeypatch, 12, "name=killed", f"position={scheme}")
+    overrides = [f"position={scheme}", *in_one_layer(scheme)]
+    assert go("name=straight", *overrides) == 0
+    kill_after(monkeypatch, 12, "name=killed", *overrides)
     assert status(RUNS / "killed")["status"] == "running"
     assert latest(RUNS / "killed/checkpoints").step == 10
-    assert go("name=killed", f"position={scheme}") == 0
+    assert go("name=killed", *overrides) == 0
     assert [line["step"] for line in metrics(RUNS / "killed")] == list(range(1, 21))
     assert_same_run("straight", "killed")
     assert status(RUNS / "killed")["status"] == "done"
@@ -158,7 +159,8 @@ def test_batches_and_shared_weights_are_those_of_every_scheme(monkeypatch):
         with monkeypatch.context() as patch:
             batches[scheme] = []
             on_batch(patch, lambda *taken, to=batches[scheme]: to.append(taken))
-            go(f"position={scheme}", f"name={scheme}", "train.steps=3", "train.accumulate=2")
+            steps = "train.steps=3", "train.accumulate=2"
+            go(f"position={scheme}", f"name={scheme}", *steps, *in_one_layer(scheme))
     for scheme in SCHEMES:
         assert len(batches[scheme]) == 6
         for (step, rows, x, y), (step_0, rows_0, x_0, y_0) in zip(batches[scheme], batches["nope"], strict=True):
@@ -167,6 +169,100 @@ def test_batches_and_shared_weights_are_those_of_every_scheme(monkeypatch):
         assert shared.keys() == weights["nope"].keys()
         for key, value in shared.items():
             assert torch.equal(value, weights["nope"][key]), (scheme, key)
+
+
+# ---- beginning with another run's weights
+
+
+def first_weights(monkeypatch, *overrides: str) -> dict[str, torch.Tensor]:
+    """The weights with which training begins."""
+    found = {}
+    measure = gpt.evaluate.validation_loss
+
+    def look(model, *args):
+        found.update({key: value.clone() for key, value in model.state_dict().items() if key not in found})
+        return measure(model, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.evaluate, "validation_loss", look)
+        go(*overrides)
+    return found
+
+
+@pytest.mark.parametrize("then", ["nope", "rope", "alibi", "t5", "learned"])
+def test_a_run_goes_on_from_anothers_weights(monkeypatch, then, capsys):
+    """DroPE and its kin: all weights but the scheme's own are taken over, bit for bit, and it trains on."""
+    go("position=rope", "name=start")
+    saved = latest(RUNS / "start/checkpoints")
+    begun = first_weights(monkeypatch, f"position={then}", "name=on", "init_from=runs/default/start", "seed=3")
+    fresh = GPT(*parts_of("on")).state_dict()
+    for name, value in begun.items():
+        assert torch.equal(value, saved.model_state().get(name, fresh[name])), name
+    note = status(RUNS / "on")["init_from"]
+    assert note["sha256"] == saved.sha256 and note["checkpoint"].endswith("step-000020")
+    assert note["fresh"] == [name for name in begun if name.startswith("position.")]
+    assert len(losses("on")) == 20 and losses("on")[-1][2] < losses("start")[0][2]
+    assert f"begins with {note['checkpoint']}" in capsys.readouterr().out
+
+
+def parts_of(name: str):
+    from gpt.config import load
+
+    saved = latest(RUNS / name / "checkpoints")
+    config = load(saved.state["config"])
+    return config.model, config.position, saved.state["vocab_size"], config.seed
+
+
+def test_a_scheme_goes_on_with_its_own_weights(monkeypatch):
+    go("position=t5", "name=start")
+    begun = first_weights(monkeypatch, "position=t5", "name=on", "init_from=runs/default/start/checkpoints/step-000020")
+    assert torch.equal(begun["position.bias"], tensors("start")["position.bias"])
+    assert status(RUNS / "on")["init_from"]["fresh"] == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["position.base=500000"], ["position.scaling.kind=yarn", "position.scaling.factor=4.0", "model.block_size=32"]],
+)
+def test_longer_context_by_training_on(overrides):
+    """ABF raises the base; a rescaling is turned on; the training length may grow. Both go on as any run does."""
+    go("position=rope", "name=start")
+    assert go("position=rope", "name=on", "init_from=runs/default/start", *overrides) == 0
+    first = metrics(RUNS / "on")[0]["loss"]
+    assert first < metrics(RUNS / "start")[0]["loss"]
+
+
+def test_a_run_with_a_beginning_resumes_as_any_other(monkeypatch):
+    """The first weights are not needed any more, and are not read again."""
+    go("position=rope", "name=start")
+    begin = "position=nope", "init_from=runs/default/start"
+    go("name=straight", *begin, "train.checkpoint_every=20")
+    assert stop_after(monkeypatch, 7, "name=stopped", *begin, "train.checkpoint_every=20") == 143
+    shutil.rmtree(RUNS / "start/checkpoints")
+    go("name=stopped", *begin, "train.checkpoint_every=20")
+    assert_same_run("straight", "stopped")
+
+
+def test_a_beginning_that_does_not_fit(capsys):
+    go("position=learned", "name=start")
+    start = "init_from=runs/default/start"
+    for overrides, error, words in (
+        (
+            ["init_from=nowhere"],
+            ConfigError,
+            "init_from: got 'nowhere', allowed: the folder of a run",
+        ),
+        (["init_from=corpus.txt"], ConfigError, "init_from: got 'corpus.txt'"),
+        (["init_from="], ConfigError, "init_from: got '', allowed: null, or the folder"),
+        ([start, "model.n_layer=2"], CheckpointError, "h.1.* is nothing, this model has"),
+        ([start, "model.n_embd=64"], CheckpointError, "h.0.* is .96, 32.*, this model has .192, 64"),
+        ([start, "model.block_size=32"], CheckpointError, "position.table is .16, 32., this model has .32, 32"),
+        ([start, "tokenizer=char"], CheckpointError, "init_from: .*start.* was trained with tokenizer byte .*char"),
+    ):
+        with pytest.raises(error, match=words):
+            go("position=learned", "name=on", *overrides)
+        assert not list(Path(RUNS / "on").glob("checkpoints/*"))
+        shutil.rmtree(RUNS / "on", ignore_errors=True)
 
 
 def test_micro_steps_of_any_size_give_one_gradient():
@@ -542,7 +638,7 @@ def test_every_experiment_takes_a_step(name):
         (["optim.lr=nan"], "optim.lr: got"),
         (["model.dropout=1"], "model.dropout: got 1, allowed: a number >= 0 and < 1"),
         (["model.n_embd=33"], "model.n_embd: got 33, allowed: a multiple of model.n_head=2"),
-        (["position=foo"], "position: got 'foo', allowed: alibi | learned"),
+        (["position=foo"], "position: got 'foo', allowed: alibi | binary"),
         (["position.name=rope"], "position.name: got 'rope', allowed: position=<scheme>"),
         (["position=rope", "position.buckets=3"], "position.buckets: there is no such key"),
         (["position=rope", "+position.buckets=3"], "position.buckets: there is no such key"),
