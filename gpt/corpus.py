@@ -2,9 +2,12 @@
 
 `data/<name>/<key>-<hash of the source>/` holds
 
-    train.npy, val.npy                        (n,) uint16 or uint32 ids, one document after the other
-    train_documents.npy, val_documents.npy    (documents,) uint64, where in the ids each document starts
-    meta.json                                 source, tokenizer, counts, size and sha256 of the files; written last
+    train.npy, val.npy, test.npy    (n,) uint16 or uint32 ids, one document after the other; no test.npy where
+                                    data.test_fraction is 0
+    train_documents.npy, ...        (documents,) uint64, where in the ids each document starts
+    meta.json                       source, tokenizer, counts, size and sha256 of the files; written last
+
+The test split is sealed: training and evaluation during it never read it.
 """
 
 import json
@@ -19,8 +22,8 @@ from gpt.files import read_json, sha256_of, write_atomic
 from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 
-FORMAT = 1  # to be raised when the same source gives other files; part of the folder's name
-SPLITS = ("train", "val")
+FORMAT = 2  # to be raised when the same source gives other files; part of the folder's name
+SPLITS = ("train", "val", "test")
 BLOCK = 2**20  # ids checked at a time
 LONGEST = 128  # bytes of the longest token of any tokenizer here
 
@@ -35,10 +38,13 @@ class Corpus:
     meta: dict  # what meta.json holds
     train: np.ndarray  # (n,) ids, a read-only memory map
     val: np.ndarray
+    test: np.ndarray  # of no length where there is none
     train_documents: np.ndarray  # (documents,) uint64, where in `train` each document starts
     val_documents: np.ndarray
+    test_documents: np.ndarray
     train_sha256: str  # of the token files
     val_sha256: str
+    test_sha256: str  # "" where there is none
 
     def summary(self) -> str:
         """A few lines for a person: what it was made of, and how much of it."""
@@ -77,7 +83,7 @@ def find_corpus(
     for path in sorted((Path(root) / data.name).glob("*/meta.json")):
         meta = read_json(path)
         try:
-            found = [meta["files"][f"{split}.npy"]["sha256"] for split in SPLITS]
+            found = [meta["files"][f"{split}.npy"]["sha256"] for split in ("train", "val")]
             if found == [train_sha256, val_sha256] and meta["tokenizer"]["name"] == tokenizer.name:
                 return open_checked(path.parent)
         except (KeyError, TypeError, DataError):
@@ -94,6 +100,12 @@ def open_checked(folder: Path) -> Corpus:
             raise DataError(f"{folder / 'meta.json'}: its tokenizer does not have the sha256 that is written beside it")
         opened = {}
         for split in SPLITS:
+            if split == "test" and meta["splits"][split] == {"documents": 0, "tokens": 0, "bytes": 0}:
+                opened |= {
+                    split: np.empty(0, id_dtype(tokenizer.vocab_size)),
+                    f"{split}_documents": np.empty(0, np.uint64),
+                }
+                continue
             for name, vocab_size in ((split, tokenizer.vocab_size), (f"{split}_documents", None)):
                 opened[name] = _open_file(folder / f"{name}.npy", meta["files"][f"{name}.npy"], vocab_size)
             starts, count = opened[f"{split}_documents"], len(opened[split])
@@ -103,7 +115,7 @@ def open_checked(folder: Path) -> Corpus:
             fits = 0 < whole(counts["bytes"]) <= LONGEST * count
             if (whole(counts["documents"]), whole(counts["tokens"])) != (len(starts), count) or not fits:
                 raise DataError(f"{folder / 'meta.json'}: the counts of {split} are not those of its files")
-        sha256 = {split: meta["files"][f"{split}.npy"]["sha256"] for split in SPLITS}
+        sha256 = {split: meta["files"].get(f"{split}.npy", {"sha256": ""})["sha256"] for split in SPLITS}
         _ = meta["fingerprint"], [whole(count) for count in meta["skipped"].values()]
         return Corpus(
             text(meta["name"]),
@@ -113,6 +125,7 @@ def open_checked(folder: Path) -> Corpus:
             **opened,
             train_sha256=sha256["train"],
             val_sha256=sha256["val"],
+            test_sha256=sha256["test"],
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / 'meta.json'}: something is missing or of another type ({error})") from None

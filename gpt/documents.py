@@ -18,9 +18,9 @@ BLOCK = 2**20  # bytes of text read at a time, so that memory does not grow with
 
 @dataclass(frozen=True)
 class Document:
-    """One text of a corpus, or a part of one: `ends` is False where it goes on in the other split."""
+    """One text of a corpus, or a part of one: `ends` is False where it goes on in another split."""
 
-    split: str  # "train" or "val"
+    split: str  # "train", "val" or "test"
     blocks: Iterable[str]
     ends: bool = True
 
@@ -44,11 +44,20 @@ def hash_share(name: str) -> float:
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:6], "big") / 2**48
 
 
-def held_out(names: Iterable[str], val_fraction: float) -> set[str]:
-    """The documents for validation: those whose share is below `val_fraction`, but at least one and not all."""
+def splits_of(names: Iterable[str], val_fraction: float, test_fraction: float) -> dict[str, str]:
+    """Name -> "val" for shares from 0 to `val_fraction`, "test" for the next `test_fraction`, "train" for the others.
+
+    At least one document is held out for validation and one stays to train on; at least one is for the test (of a
+    fraction above 0), where there are three or more. Which are for validation does not depend on `test_fraction`.
+    """
     ordered = sorted(names, key=hash_share)
-    chosen = sum(hash_share(name) < val_fraction for name in ordered)
-    return set(ordered[: min(max(chosen, 1), len(ordered) - 1)])
+    below = [
+        sum(hash_share(name) < share for name in ordered) for share in (val_fraction, val_fraction + test_fraction)
+    ]
+    n_val = min(max(below[0], 1), len(ordered) - 1)
+    n_held = min(max(below[1], n_val + (test_fraction > 0)), len(ordered) - 1)
+    splits = ["val"] * n_val + ["test"] * (n_held - n_val) + ["train"] * (len(ordered) - n_held)
+    return dict(zip(ordered, splits, strict=True))
 
 
 def listing(entries: Iterable[list]) -> dict:
@@ -87,18 +96,26 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def cut_in_two(path: Path, val_fraction: float) -> Iterator[Document]:
-    """A single text: its last `val_fraction`, in bytes but whole characters, is held out."""
+def cut_text(path: Path, val_fraction: float, test_fraction: float) -> Iterator[Document]:
+    """A single text: its last `val_fraction`, in bytes but whole characters, is for validation, and for the test the
+    stretch before that."""
     size = path.stat().st_size
-    cut = int(size * (1 - val_fraction))
+    test, val = (_character(path, int(size * (1 - share))) for share in (val_fraction + test_fraction, val_fraction))
+    yield Document("train", read_blocks(path, 0, test), ends=False)
+    if test < val:
+        yield Document("test", read_blocks(path, test, val), ends=False)
+    yield Document("val", read_blocks(path, val, size))
+
+
+def _character(path: Path, at: int) -> int:
+    """The first byte of a character from byte `at` on."""
     with open(path, "rb") as file:
-        file.seek(cut)
+        file.seek(at)
         for byte in file.read(3):
-            if byte & 0xC0 != 0x80:  # the first byte of a character
+            if byte & 0xC0 != 0x80:
                 break
-            cut += 1
-    yield Document("train", read_blocks(path, 0, cut), ends=False)
-    yield Document("val", read_blocks(path, cut, size))
+            at += 1
+    return at
 
 
 # Text before a space or newline is tokenized the same whatever follows, and the other way round, by every tokenizer

@@ -95,7 +95,7 @@ def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, sou
                 n_bytes[split] += len(text.encode("utf-8"))
             elif kind.separator is not None:
                 files[split].write(np.array([kind.separator]))
-        for split in SPLITS:
+        for split in ("train", "val"):
             if not n_bytes[split]:
                 raise DataError(f"{source.description}: too little text, the {split} split is empty; give a longer one")
         meta = {
@@ -104,6 +104,7 @@ def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, sou
             "source": source.description,
             "fingerprint": source.fingerprint,
             "val_fraction": data.val_fraction,
+            "test_fraction": data.test_fraction,
             "skipped": source.skipped,
             "tokenizer": kind.state(),
             "tokenizer_sha256": kind.sha256,
@@ -115,8 +116,11 @@ def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, sou
                 }
                 for split in SPLITS
             },
-            "files": {f"{name}.npy": file.finish() for name, file in files.items()},
+            "files": {f"{name}.npy": file.finish() for name, file in files.items() if file.count},
         }
+        for file in files.values():
+            if not file.count:  # no test split
+                file.path.unlink()
         write_atomic(folder / "meta.json", json.dumps(meta, indent=1))
     finally:
         for file in files.values():
@@ -189,9 +193,14 @@ def _place(data: DataConfig, tokenizer: TokenizerConfig, root: Path) -> Path:
 
     if data.name not in CORPORA:
         raise ConfigError("data.name", data.name, " | ".join(CORPORA))
-    default = {f.name: f.default for f in fields(DataConfig)}["val_fraction"]
-    held = "" if data.val_fraction == default else f"val{data.val_fraction!r}"
-    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer.name, held) if part)
+    data.check()
+    default = {f.name: f.default for f in fields(DataConfig)}
+    held = [
+        f"{split}{getattr(data, f'{split}_fraction')!r}"
+        for split in ("val", "test")
+        if getattr(data, f"{split}_fraction") != default[f"{split}_fraction"]
+    ]
+    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer.name, *held) if part)
     return Path(root) / data.name / key
 
 

@@ -87,11 +87,17 @@ class PositionConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class DataConfig:
-    """Which corpus. `path` is a local file or folder, for corpora that take one."""
+    """Which corpus. `path` is a local file or folder, for corpora that take one; fractions are shares of the text."""
 
     name: Name
     path: str | None = None
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    test_fraction: Fraction = 0.05  # sealed: nothing in training or evaluation reads it; 0: none
+
+    def check(self) -> None:
+        if self.val_fraction + self.test_fraction >= 1:
+            allowed = f"below {1 - self.val_fraction:g}, since data.val_fraction={self.val_fraction:g}"
+            raise ConfigError("data.test_fraction", self.test_fraction, allowed)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -25,7 +25,7 @@ import gpt.prepare
 from gpt.cli import compose
 from gpt.corpus import find_corpus, open_corpus
 from gpt.data import batch, window
-from gpt.documents import cut_in_two, hash_share, held_out, read_blocks
+from gpt.documents import cut_text, hash_share, read_blocks, splits_of
 from gpt.errors import ConfigError, DataError
 from gpt.prepare import TokenFile, check_source, prepare
 from gpt.schema import DataConfig, TokenizerConfig
@@ -235,21 +235,36 @@ def test_a_single_text_is_cut_between_characters(tmp_path, seed):
     path = tmp_path / "text.txt"
     text = random_text(rng, 500)
     path.write_bytes(text.encode())
-    for fraction in rng.uniform(0.01, 0.99, 30):
-        train, val = cut_in_two(path, fraction)
-        train_text, val_text = "".join(train.blocks), "".join(val.blocks)
-        assert train_text + val_text == text
-        assert (train.split, train.ends, val.split, val.ends) == ("train", False, "val", True)
-        assert abs(len(val_text.encode()) - fraction * len(text.encode())) <= 4
+    size = len(text.encode())
+    for fraction, test_fraction in rng.uniform(0.01, 0.49, (30, 2)):
+        train, test, val = cut_text(path, fraction, test_fraction)
+        texts = ["".join(document.blocks) for document in (train, test, val)]
+        assert "".join(texts) == text
+        assert [(d.split, d.ends) for d in (train, test, val)] == [("train", False), ("test", False), ("val", True)]
+        assert abs(len(texts[2].encode()) - fraction * size) <= 4
+        assert abs(len(texts[1].encode()) - test_fraction * size) <= 8
+        before, same = cut_text(path, fraction, 0)  # without a test: the same validation
+        assert "".join(before.blocks) == texts[0] + texts[1] and "".join(same.blocks) == texts[2]
 
 
 def test_documents_are_held_out_by_name_whatever_else_there_is():
     names = [f"chapter {i}" for i in range(2000)]
-    val = held_out(names, 0.1)
-    assert 140 < len(val) < 260
-    assert held_out(names[:1000], 0.1) == val & set(names[:1000])
-    for few in (["a", "b"], ["a", "b", "c"]):
-        assert len(held_out(few, 1e-9)) == 1 and len(held_out(few, 0.999999)) == len(few) - 1
+    splits = splits_of(names, 0.1, 0.05)
+    for name, split in splits.items():
+        share = int(hashlib.sha256(name.encode()).hexdigest()[:12], 16) / 16**12
+        assert split == ("val" if share < 0.1 else "test" if share < 0.15 else "train")
+    assert splits_of(names[:1000], 0.1, 0.05) == {name: splits[name] for name in names[:1000]}
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 0.1, 0.9])
+@pytest.mark.parametrize("few", ["ab", "abc", "abcd", "abcde"])
+def test_of_a_few_documents_each_split_has_one(few, fraction):
+    splits = list(splits_of(few, fraction, 0.05).values())
+    assert splits.count("train") >= 1 and splits.count("val") >= 1
+    assert fraction == 0.9 or splits.count("test") == (1 if len(few) > 2 else 0)
+    without = splits_of(few, fraction, 0.0)
+    assert set(without.values()) == {"train", "val"}
+    assert [n for n in few if without[n] == "val"] == [n for n in few if splits_of(few, fraction, 0.05)[n] == "val"]
 
 
 # -------------------------------------------------------------------------------------------------------- corpus: text
@@ -258,11 +273,12 @@ def test_documents_are_held_out_by_name_whatever_else_there_is():
 def test_a_folder_is_one_document_a_file(tmp_path):
     documents = {f"{i}.txt": f"text {i} <|endoftext|>\r\n" for i in range(20)} | {"deep/er/é.md": "a", "code.py": "b"}
     corpus = text_corpus(tmp_path, documents)
-    for split in ("train", "val"):
+    splits = splits_of(documents, 0.1, 0.05)
+    for split in ("train", "val", "test"):
         tokens, starts = getattr(corpus, split), getattr(corpus, f"{split}_documents")
         ends = [*starts[1:].tolist(), len(tokens)]
         found = [tokens[a:b].tolist() for a, b in zip(starts.tolist(), ends, strict=True)]
-        names = [n for n in sorted(documents) if (n in held_out(documents, 0.1)) == (split == "val")]
+        names = [n for n in sorted(documents) if splits[n] == split]
         # a separator after every document, nowhere else
         assert found == [[*documents[name].encode(), 256] for name in names]
         n_bytes = sum(len(documents[name].encode()) for name in names)
@@ -272,18 +288,45 @@ def test_a_folder_is_one_document_a_file(tmp_path):
 def test_a_single_text_keeps_its_end_for_validation(tmp_path):
     path = tmp_path / "book.anything"
     path.write_text("0123456789" * 10)
-    corpus = prepare(DataConfig("text", path=str(path), val_fraction=0.2), BYTE, tmp_path / "data")
-    assert corpus.tokenizer.decode(corpus.train) == "0123456789" * 8
+    config = DataConfig("text", path=str(path), val_fraction=0.2, test_fraction=0.1)
+    corpus = prepare(config, BYTE, tmp_path / "data")
+    assert corpus.tokenizer.decode(corpus.train) == "0123456789" * 7
+    assert corpus.tokenizer.decode(corpus.test) == "0123456789"
     assert corpus.tokenizer.decode(corpus.val) == "0123456789" * 2
-    assert 256 not in corpus.train and corpus.val.tolist().count(256) == 1 and corpus.val[-1] == 256
-    assert corpus.train_documents.tolist() == corpus.val_documents.tolist() == [0]
+    assert (
+        256 not in corpus.test
+        and 256 not in corpus.train
+        and corpus.val.tolist().count(256) == 1
+        and corpus.val[-1] == 256
+    )
+    assert corpus.train_documents.tolist() == corpus.test_documents.tolist() == corpus.val_documents.tolist() == [0]
 
 
-def test_char_has_the_characters_of_both_splits_and_no_separator(tmp_path):
+def test_the_test_split_is_taken_from_the_training_text_alone(tmp_path):
+    """And where it is not wanted, there is none: no file, no counts, and the validation text is the same."""
+    sealed, without = text_corpus(tmp_path, DOCUMENTS), text_corpus(tmp_path, {}, test_fraction=0.0)
+    assert sealed.val_sha256 == without.val_sha256 and sealed.train_sha256 != without.train_sha256
+    assert len(sealed.train) + len(sealed.test) == len(without.train) and len(sealed.test) > 0
+    assert sealed.meta["splits"]["test"] == {
+        "documents": len(sealed.test_documents),
+        "tokens": len(sealed.test),
+        "bytes": len(sealed.tokenizer.decode_bytes(sealed.test)),
+    }
+    assert re.search(rf"^  test +{len(sealed.test_documents)} ", sealed.summary(), re.MULTILINE)
+    assert len(without.test) == len(without.test_documents) == 0 and without.test_sha256 == ""
+    assert without.test.dtype == without.train.dtype
+    assert without.meta["splits"]["test"] == {"documents": 0, "tokens": 0, "bytes": 0}
+    assert not list(without.folder.glob("test*")) and "test0.0" in without.folder.name
+    with pytest.raises(ConfigError, match="data.test_fraction: got 0.9, allowed: below 0.9, since data.val_fraction"):
+        text_corpus(tmp_path, {}, test_fraction=0.9)
+
+
+def test_char_has_the_characters_of_all_splits_and_no_separator(tmp_path):
     documents = {f"{i}.txt": chr(97 + i) * 5 for i in range(8)}
     corpus = text_corpus(tmp_path, documents, CHAR)
     assert corpus.tokenizer.characters == "abcdefgh"
-    assert len(corpus.train) + len(corpus.val) == 40 and len(corpus.train_documents) + len(corpus.val_documents) == 8
+    assert len(corpus.train) + len(corpus.val) + len(corpus.test) == 40
+    assert len(corpus.train_documents) + len(corpus.val_documents) + len(corpus.test_documents) == 8
 
 
 def test_what_is_left_out_of_a_folder_is_counted(tmp_path):
@@ -370,19 +413,20 @@ def test_the_standard_library_is_read_once(library):
     corpus, read = library
     assert len(read) == len(set(read)) == len(stdlib.files(Path(json.__file__).parents[1]))
     assert 5e6 < len(corpus.train) + len(corpus.val) < 5e7
-    assert 0.03 < len(corpus.val) / len(corpus.train) < 0.3
+    assert 0.03 < len(corpus.val) / len(corpus.train) < 0.3 and 0.01 < len(corpus.test) / len(corpus.train) < 0.15
     assert corpus.meta["splits"]["train"]["documents"] > 300
     assert corpus.train[-1] == corpus.val[-1] == 256
 
 
 def test_the_documents_are_the_files(library):
     corpus, _ = library
-    text = {"train": [], "val": []}
+    text = {"train": [], "val": [], "test": []}
     folder = Path(json.__file__).parents[1]
     for name in stdlib.files(folder):
         content = (folder / name).read_bytes()
         if content and name not in ("bad_coding.py",):
-            text["val" if hash_share(name) < 0.1 else "train"].append(content)
+            share = hash_share(name)
+            text["val" if share < 0.1 else "test" if share < 0.15 else "train"].append(content)
     for split in text:
         tokens, starts = getattr(corpus, split), getattr(corpus, f"{split}_documents").tolist()
         assert len(starts) == len(text[split])
@@ -421,7 +465,7 @@ def test_which_files_the_library_has(tmp_path, monkeypatch):
 
     (library / "module0.py").write_text("# changed and longer\n")
     again = prepare(DataConfig("stdlib", val_fraction=0.3), BYTE, tmp_path / "data", said.append)
-    assert again.train_sha256 != corpus.train_sha256 and again.folder != corpus.folder
+    assert again.test_sha256 != corpus.test_sha256 and again.folder != corpus.folder  # its hash puts it there
     assert open_corpus(corpus.folder).train_sha256 == corpus.train_sha256
     monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda name: str(tmp_path / "data"))
     with pytest.raises(DataError, match="without the .py files"):
@@ -453,7 +497,7 @@ def test_shakespeare_is_nanogpts_to_the_token(tmp_path):
     path = next((p for p in shakespeare_char.ELSEWHERE if p.exists()), None)
     if path is None:
         pytest.skip("tiny Shakespeare is not on this machine: put it at data/shakespeare_char/input.txt")
-    corpus = prepare(DataConfig("shakespeare_char", path=str(path)), CHAR, tmp_path)
+    corpus = prepare(DataConfig("shakespeare_char", path=str(path), test_fraction=0.0), CHAR, tmp_path)
     text = path.read_text()
     stoi = {ch: i for i, ch in enumerate(sorted(set(text)))}
     n = len(text)
@@ -484,7 +528,8 @@ def test_where_shakespeare_is_looked_for(tmp_path, other_shakespeare, place):
     (tmp_path / place).write_text(other_shakespeare)
     config = DataConfig("shakespeare_char", path=str(tmp_path / place) if place == "given.txt" else None)
     corpus = prepare(config, CHAR, tmp_path / "data", lambda _: None)
-    assert corpus.tokenizer.decode(corpus.train) + corpus.tokenizer.decode(corpus.val) == other_shakespeare
+    splits = (corpus.train, corpus.test, corpus.val)
+    assert "".join(map(corpus.tokenizer.decode, splits)) == other_shakespeare
     (tmp_path / place).unlink()  # prepared tokens need it no more, nor a network
     assert prepare(config, CHAR, tmp_path / "data", lambda _: None).train_sha256 == corpus.train_sha256
 
@@ -524,6 +569,10 @@ def test_another_text_is_not_shakespeare(tmp_path, other_shakespeare):
 DOCUMENTS = {f"{i}.txt": f"document {i} with some words in it\n" * 5 for i in range(12)}
 
 
+def size(corpus) -> int:
+    return sum(len(getattr(corpus, split)) for split in ("train", "val", "test"))
+
+
 def snapshot(folder: Path) -> dict:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
@@ -553,7 +602,7 @@ def test_a_source_that_changed_is_prepared_beside_what_there_is(tmp_path):
         f"{second.folder}: preparing; its source is another than that of {first.folder.name}, which stays"
     ]
     assert second.folder.parent == first.folder.parent and second.folder != first.folder
-    assert len(second.train) + len(second.val) == len(first.train) + len(first.val) + 15
+    assert size(second) == size(first) + 15
     assert snapshot(first.folder) == times and open_corpus(first.folder).train_sha256 == first.train_sha256
     (tmp_path / "texts" / "new.txt").unlink()
     assert text_corpus(tmp_path, {}, log=said).folder == first.folder and len(said) == 2  # the old text, the old folder
@@ -587,7 +636,7 @@ def test_another_format_leaves_what_an_older_version_prepared(tmp_path, monkeypa
     first = text_corpus(tmp_path, DOCUMENTS)
     times = snapshot(first.folder)
     for room in (gpt.corpus, gpt.prepare):
-        monkeypatch.setattr(room, "FORMAT", 2)
+        monkeypatch.setattr(room, "FORMAT", 99)
     assert text_corpus(tmp_path, {}).folder != first.folder and snapshot(first.folder) == times
 
 
@@ -722,9 +771,9 @@ DAMAGE = {
     "another file's tokens": (lambda f: shutil.copy(f / "val.npy", f / "train.npy"), "train.npy: .* meta.json says"),
     "no metadata": (lambda f: (f / "meta.json").unlink(), "meta.json: not there"),
     "half the metadata": (lambda f: os.truncate(f / "meta.json", 200), "meta.json: not whole"),
-    "metadata of nothing": (lambda f: (f / "meta.json").write_text("[]"), "meta.json: format '\\[\\]', expected 1"),
+    "metadata of nothing": (lambda f: (f / "meta.json").write_text("[]"), "meta.json: format '\\[\\]', expected 2"),
     "binary metadata": (lambda f: (f / "meta.json").write_bytes(b"\xff\xfe\x00"), "meta.json: not whole"),
-    "another format": (lambda f: change(f, format=99), "meta.json: format '99', expected 1"),
+    "another format": (lambda f: change(f, format=99), "meta.json: format '99', expected 2"),
     "metadata without files": (lambda f: drop(f, "files"), "meta.json: something is missing"),
     "metadata without a source": (lambda f: drop(f, "source"), "meta.json: something is missing"),
     "files of another type": (lambda f: change(f, files=3), "meta.json: something is missing"),
@@ -777,7 +826,9 @@ def test_damage_is_found_at_opening_and_mended_by_preparing(prepared, tmp_path, 
     assert sorted(p.name for p in folder.parent.iterdir()) == sorted([".preparing", folder.name])
 
 
-@pytest.mark.parametrize("file", ["train.npy", "val.npy", "train_documents.npy", "val_documents.npy", "meta.json"])
+@pytest.mark.parametrize(
+    "file", ["train.npy", "val.npy", "test.npy", "train_documents.npy", "val_documents.npy", "meta.json"]
+)
 def test_bytes_that_change_anywhere_hurt_nobody(prepared, tmp_path, fresh, file):
     place, good = prepared
     config = DataConfig("text", path=str(place / "texts"))
@@ -830,7 +881,7 @@ def test_a_vocabulary_of_more_than_65536_ids_is_stored_in_uint32(tmp_path):
     text = "".join(map(chr, range(0x10000, 0x10000 + 70000)))
     (tmp_path / "all.txt").write_text(text)
     corpus = prepare(DataConfig("text", path=str(tmp_path / "all.txt")), CHAR, tmp_path / "data")
-    assert corpus.train.dtype == np.uint32 and corpus.train.tolist() == list(range(63000))
+    assert corpus.train.dtype == np.uint32 and corpus.train.tolist() == list(range(59500))
     assert batch(corpus.val, 6999, 0, 0, range(1))[1][0, -1] == 69999
 
 
@@ -853,9 +904,7 @@ prepare(DataConfig("text", path=sys.argv[1] + "/texts"), TokenizerConfig("byte")
     (tmp_path / "texts" / "0.txt").write_text("changed again")  # and who prepares that clears up the leftovers
     corpus = text_corpus(tmp_path, {}, log=said)
     assert len(said) == 1 and "its source is another than that of" in said[0]
-    assert len(corpus.train) + len(corpus.val) == sum(
-        len(text) + 1 for text in {**DOCUMENTS, "0.txt": "changed again"}.values()
-    )
+    assert size(corpus) == sum(len(text) + 1 for text in {**DOCUMENTS, "0.txt": "changed again"}.values())
     assert [p.suffix for p in (corpus.folder.parent / ".preparing").iterdir()] == [".lock"]
 
 
@@ -892,9 +941,9 @@ def test_a_large_file_is_verified_once(prepared, tmp_path, monkeypatch):
     sha256_of = gpt.corpus.sha256_of
     monkeypatch.setattr(gpt.corpus, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
     open_corpus(folder)
-    assert sorted(hashed) == ["train.npy", "train_documents.npy", "val.npy", "val_documents.npy"]
+    assert sorted(hashed) == sorted(f"{split}{what}.npy" for split in gpt.corpus.SPLITS for what in ("", "_documents"))
     open_corpus(folder)
-    assert len(hashed) == 4
+    assert len(hashed) == 6
     flip(folder / "train.npy")
     with pytest.raises(DataError, match="train.npy: damaged"):
         open_corpus(folder)
@@ -945,7 +994,9 @@ print(peak() - before)
 def test_configurations_compose(overrides, name, tokenizer):
     config = compose("train", overrides)
     assert (config["data"]["name"], config["tokenizer"]) == (name, {"name": tokenizer})
-    assert set(config["data"]) == {"name", "path", "val_fraction"} and config["data"]["val_fraction"] == 0.1
+    assert set(config["data"]) == {"name", "path", "val_fraction", "test_fraction"}
+    fractions = config["data"]["val_fraction"], config["data"]["test_fraction"]
+    assert fractions == (0.1, 0.0 if name == "shakespeare_char" else 0.05)
 
 
 @pytest.mark.parametrize(

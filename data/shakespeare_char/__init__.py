@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.documents import Document, Source, SourceGone, cut_in_two
+from gpt.documents import Document, Source, SourceGone, cut_text
 from gpt.download import download
 from gpt.errors import DataError
 from gpt.files import sha256_of
@@ -40,7 +40,7 @@ def source(config: DataConfig) -> Source:
 
 def documents(config: DataConfig) -> Iterator[Document]:
     # The last tenth is held out: of the bytes, which here are characters, since the text is ASCII.
-    return cut_in_two(find(config), config.val_fraction)
+    return cut_text(find(config), config.val_fraction, config.test_fraction)
 
 
 def find(config: DataConfig) -> Path:

@@ -1,7 +1,7 @@
 """The source of Python's own standard library: real text that every installation has, about 12 MB in 700 files.
 
 Files come in the order of a hash of their name, so that any prefix is a random sample of the library, and whole files
-are held out for validation by the same hash.
+are held out for validation and test by the same hash.
 """
 
 import os
@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.documents import Document, Source, SourceGone, hash_share, held_out, listing
+from gpt.documents import Document, Source, SourceGone, hash_share, listing, splits_of
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
@@ -43,7 +43,7 @@ def source(config: DataConfig) -> Source:
     found = files(folder)
     if len(found) < 2:
         raise SourceGone(f"{folder}: this Python comes without the .py files of its library; use data=text data.path=…")
-    val = held_out(found, config.val_fraction)
+    splits = splits_of(found, config.val_fraction, config.test_fraction)
     skipped: dict[str, int] = {}
 
     def documents() -> Iterator[Document]:
@@ -57,7 +57,7 @@ def source(config: DataConfig) -> Source:
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
             if text:
-                yield Document("val" if name in val else "train", [text])
+                yield Document(splits[name], [text])
             else:
                 skipped["empty"] = skipped.get("empty", 0) + 1
 

@@ -1,6 +1,6 @@
 """Your own text: data.path is a UTF-8 file, or a folder of them (every file a document, read recursively, in order).
 
-A folder's files are held out for validation by the hash of their name; of a single text, the end is.
+A folder's files are held out for validation and test by the hash of their name; of a single text, the end is.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.documents import Document, Source, SourceGone, cut_in_two, held_out, listing, read_blocks
+from gpt.documents import Document, Source, SourceGone, cut_text, listing, read_blocks, splits_of
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
@@ -76,14 +76,14 @@ def source(config: DataConfig) -> Source:
     stats = {name: file.stat() for name, file in found.items()}
     if not any(stat.st_size for stat in stats.values()):
         raise SourceGone(f"data.path: {path} is empty; allowed: a UTF-8 text file, or a folder of them")
-    val = held_out(found, config.val_fraction)
+    splits = splits_of(found, config.val_fraction, config.test_fraction)
 
     def documents() -> Iterator[Document]:
         if len(found) == 1:
-            yield from cut_in_two(*found.values(), config.val_fraction)
+            yield from cut_text(*found.values(), config.val_fraction, config.test_fraction)
             return
         for name, file in found.items():
-            yield Document("val" if name in val else "train", read_blocks(file))
+            yield Document(splits[name], read_blocks(file))
 
     fingerprint = listing([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items())
     return Source(str(path), fingerprint, documents, skipped)
