@@ -200,3 +200,11 @@ def test_yaml_files_hold_plain_values_only():
         text = path.read_text()
         assert "_target_" not in text and "${" not in text and "!!" not in text, path
         assert isinstance(yaml.safe_load(text), dict)
+
+
+def test_the_largest_experiment_has_every_scheme():
+    from gpt.position import SCHEMES
+
+    values = yaml.safe_load((CONFIGS / "experiment" / "schemes_cpu.yaml").read_text())
+    named = values["hydra"]["sweeper"]["params"]["position"].split(",")
+    assert sorted(named) == sorted(SCHEMES)
