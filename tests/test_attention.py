@@ -128,6 +128,15 @@ def test_trained_mask_is_the_formula(Tq, Tk, window, fresh):
     torch.testing.assert_close(*found)
 
 
+def test_trained_mask_leaves_no_subnormal_weights():
+    """A steep bias would: products with them take a hundred times as long."""
+    pos = torch.arange(300)
+    mask = (-0.5 * (pos.view(-1, 1) - pos).float()).expand(1, -1, -1).clone().requires_grad_()
+    zero = torch.zeros(1, 1, 300, 8, requires_grad=True)
+    kept = TrainedMask.apply(zero, zero, zero, mask, 1.0).grad_fn.saved_tensors[5:]
+    assert kept and all(((p == 0) | (p > 1e-20)).all() for p in kept) and any((p == 0).any() for p in kept)
+
+
 def test_trained_masks_take_their_path_in_training_alone(fresh, monkeypatch):
     """On the CPU, where a bias needs a gradient; otherwise torch's kernel is as fast or knows more (dropout)."""
     calls = []
