@@ -444,8 +444,8 @@ def test_nothing_larger_than_the_bias_is_built(name, fresh):
 def test_tupe_is_the_formula(relative, fresh):
     """LN(p_i) U_Q (LN(p_j) U_K)^T / sqrt(2d), and T5's bias, in float64."""
     position = scheme("tupe", fresh, relative=relative)
-    rows = F.layer_norm(position.table.double(), (32,), position.norm.weight.double())
-    q, k = rows @ position.query.double().T, rows @ position.key.double().T
+    rows = F.layer_norm(position.table.detach().double(), (32,), position.norm.weight.detach().double())
+    q, k = rows @ position.query.detach().double().T, rows @ position.key.detach().double().T
 
     def formula(h, i, j):
         score = float(q[i, 8 * h : 8 * h + 8] @ k[j, 8 * h : 8 * h + 8]) / math.sqrt(16)
