@@ -30,8 +30,19 @@ STYLES = {
     "cope": ("#666666", "o"),
     "xpos": ("#56B4E9", "v"),
     "pope": ("#332288", "D"),
-    "randomized": ("#AAAAAA", "d"),
-    "hybrid": ("#7A68C8", "P"),
+    "hybrid": ("#7A68C8", "D"),  # rope with a pattern of layers of its own
+    # kin of one of the above: its colour, another marker
+    "partial_rope": ("#0072B2", "<"),
+    "p_rope": ("#0072B2", "*"),
+    "trainable_rope": ("#0072B2", "d"),
+    "mla": ("#0072B2", "8"),
+    "rope_nope": ("#7A68C8", "P"),
+    "rope_nope_alternating": ("#7A68C8", "X"),
+    "rope_window_nope": ("#7A68C8", "s"),
+    "swan": ("#7A68C8", "h"),
+    "randomized_rope": ("#AAAAAA", "d"),
+    "kerple_power": ("#44AA99", "8"),
+    "concat_sinusoidal": ("#CC6677", "*"),
 }
 MARKERS = "osD^v<>PXphd*8"
 OVERFLOW = {"clamp": (5, 2), "wrap": (5, 1.5, 1, 1.5), "interpolate": (2.5, 1.5)}  # dashes: not what the model learnt

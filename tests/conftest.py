@@ -10,10 +10,13 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 
 import random  # noqa: E402
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(threads)
+hypothesis.settings.register_profile("suite", deadline=None)  # other workers share the cores
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture
