@@ -42,7 +42,7 @@ STYLES = {
     "swan": ("#7A68C8", "h"),
     "randomized_rope": ("#AAAAAA", "d"),
     "kerple_power": ("#44AA99", "8"),
-    "concat_sinusoidal": ("#CC6677", "*"),
+    "concat_sinusoidal": ("#CC6677", "X"),
 }
 MARKERS = "osD^v<>PXphd*8"
 OVERFLOW = {"clamp": (5, 2), "wrap": (5, 1.5, 1, 1.5), "interpolate": (2.5, 1.5)}  # dashes: not what the model learnt
