@@ -528,6 +528,12 @@ def test_c24_random_directions_are_nearly_orthogonal(fresh):
     assert float((products.abs() < 0.04).double().mean()) == pytest.approx(0.73, abs=0.005)
 
 
+def test_c25_positions_are_not_orthogonal_among_themselves():
+    """C25, what needs no training: neighbours of the sinusoidal table point almost the same way."""
+    code = encoding(torch.arange(2.0, dtype=torch.float64), 768, 10000.0)
+    assert float(F.cosine_similarity(code[0], code[1], dim=0)) == pytest.approx(0.973, abs=5e-4)
+
+
 def test_c26_concatenation_does_not_double_the_model():
     """C26: false. A stream twice as wide makes the blocks 4 times as large; widening the first projection alone costs
     3 d^2; the scheme here, which returns to width d, costs 2 d^2."""

@@ -303,7 +303,7 @@ def test_original_length_stands_for_the_training_length(kind):
 
 
 def test_raising_the_base_is_not_ntk_aware():
-    """Llama 3's 500000 slows the last pair by a number that depends on the width and on no context length."""
+    """C45: Llama 3's 500000 slows the last pair by a number that depends on the width and on no context length."""
     for width, slowed in ((64, 44.24), (128, 47.03)):
         raised, plain = frequencies(width, 500000.0), frequencies(width, BASE)
         assert (plain[-1] / raised[-1]).item() == pytest.approx(50 ** ((width - 2) / width), rel=1e-5)
