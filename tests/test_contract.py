@@ -92,6 +92,31 @@ def test_log_scale_leaves_the_training_length_alone_and_sharpens_beyond(fresh):
     assert torch.equal(*(attend(q, k, v, one, windowed) for one in shared))
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_log_scale_is_the_same_for_every_scheme(name, fresh):
+    """What a query scores against keys, be it content, distance or both, is stretched; a bias of positions is not.
+
+    Read off the weights: their logarithms, without the bias, are the scores but for a constant of the row.
+    """
+    T, t = 4 * L, 3 * L
+    found = {}
+    for scaled in (False, True):
+        options = {"overflow": "clamp"} if hasattr(SCHEMES[name].Config, "overflow") else {}
+        options |= {"values": False} if name == "shaw" else {}  # so that the output is the weights
+        options |= {"log_scale": scaled, "layers": "P", "window": None, "window_layers": "W"}
+        scheme = excite(make(name, **options), torch.Generator().manual_seed(1), std=0.1).position.double()
+        pos = scheme.positions(0, T, torch.device("cpu"))
+        shared = prepare(scheme, pos, pos)
+        shared.masks = {kind: mask if mask is None else mask.double() for kind, mask in shared.masks.items()}
+        q, k = (torch.randn(1, 4, T, 8, generator=fresh.manual_seed(2), dtype=torch.float64) for _ in range(2))
+        q, k = scheme.rotate(q, k, shared.ctx, 0)
+        weights = attend(q, k, torch.eye(T, dtype=torch.float64).expand(1, 4, T, T), shared)[0, :, t - 1, :t]
+        bias = 0 if not scheme.biased() else scheme.dense(pos, pos)[:, t - 1, :t].double()
+        scores = weights.log() - bias
+        found[scaled] = scores - scores[..., :1]
+    torch.testing.assert_close(found[True], found[False] * (math.log(t) / math.log(L)), atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["nope", "alibi"])
 def test_log_scale_with_a_cache(name, fresh):
     model = excite(make(name, log_scale=True), fresh)

@@ -200,7 +200,7 @@ def test_a_run_goes_on_from_anothers_weights(monkeypatch, then, capsys):
         assert torch.equal(value, saved.model_state().get(name, fresh[name])), name
     note = status(RUNS / "on")["init_from"]
     assert note["sha256"] == saved.sha256 and note["checkpoint"].endswith("step-000020")
-    assert note["fresh"] == [name for name in begun if name.startswith("position.")]
+    assert note["fresh"] == [name for name in begun if name.startswith("position.")] and note["dropped"] == []
     assert len(losses("on")) == 20 and losses("on")[-1][2] < losses("start")[0][2]
     assert f"begins with {note['checkpoint']}" in capsys.readouterr().out
 
@@ -217,7 +217,30 @@ def test_a_scheme_goes_on_with_its_own_weights(monkeypatch):
     go("position=t5", "name=start")
     begun = first_weights(monkeypatch, "position=t5", "name=on", "init_from=runs/default/start/checkpoints/step-000020")
     assert torch.equal(begun["position.bias"], tensors("start")["position.bias"])
-    assert status(RUNS / "on")["init_from"]["fresh"] == []
+    note = status(RUNS / "on")["init_from"]
+    assert note["fresh"] == note["dropped"] == []
+
+
+@pytest.mark.parametrize(
+    "first, then, fresh, dropped",
+    [
+        (["position=kerple"], ["position=kerple_power"], True, True),  # the same names, another meaning
+        (["position=trainable_rope"], ["position=trainable_rope", "position.base=500"], True, True),
+        (["position=trainable_rope"], ["position=rope"], False, True),
+        (["position=alibi", "position.slopes=learned"], ["position=alibi"], False, True),
+        (["position=learned"], ["position=learned", "position.overflow=clamp"], False, False),
+    ],
+)
+def test_weights_of_a_scheme_go_where_they_mean_the_same(monkeypatch, first, then, fresh, dropped, capsys):
+    go(*first, "name=start")
+    begun = first_weights(monkeypatch, *then, "name=on", "init_from=runs/default/start")
+    theirs, drawn = tensors("start"), GPT(*parts_of("on")).state_dict()
+    own = [name for name in begun if name.startswith("position.")]
+    for name, value in begun.items():
+        assert torch.equal(value, drawn[name] if fresh and name in own else theirs[name]), name
+    note = status(RUNS / "on")["init_from"]
+    assert note["fresh"] == (own if fresh else [])
+    assert note["dropped"] == [name for name in theirs if name.startswith("position.")] * dropped
 
 
 @pytest.mark.parametrize(
@@ -254,8 +277,9 @@ def test_a_beginning_that_does_not_fit(capsys):
         ),
         (["init_from=corpus.txt"], ConfigError, "init_from: got 'corpus.txt'"),
         (["init_from="], ConfigError, "init_from: got '', allowed: null, or the folder"),
-        ([start, "model.n_layer=2"], CheckpointError, "h.1.* is nothing, this model has"),
-        ([start, "model.n_embd=64"], CheckpointError, "h.0.* is .96, 32.*, this model has .192, 64"),
+        ([start, "model.n_layer=2"], CheckpointError, "init_from: .*start.* has model.n_layer=1, this run has 2"),
+        ([start, "model.n_head=4"], CheckpointError, "has model.n_head=2, this run has 4"),
+        ([start, "model.n_embd=64"], CheckpointError, "has model.n_embd=32, this run has 64"),
         ([start, "model.block_size=32"], CheckpointError, "position.table is .16, 32., this model has .32, 32"),
         ([start, "tokenizer=char"], CheckpointError, "init_from: .*start.* was trained with tokenizer byte .*char"),
     ):
