@@ -56,7 +56,7 @@ def table(m: ModelConfig, T: int) -> dict:
         "p_rope": ("rotation", FUSED, 0, 0, 0, None),
         "trainable_rope": ("rotation", FUSED, d // 2, 0, 0, None),
         "xpos": ("rotation", FUSED, 0, 0, 0, None),
-        "mla": ("rotation", FUSED, 0, 0, 0, None),
+        "decoupled_rope": ("rotation", FUSED, 0, 0, 0, None),
         # queries and keys are d wider: (1, d) and (d, T) more in each head of each layer
         "pope": ("rotation", FUSED, N * H * d, N * H * 2 * d * T, 0, None),
         "rope_nope": ("rotation in PPPN", FUSED, 0, 0, 0, None),

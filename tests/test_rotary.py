@@ -471,9 +471,9 @@ def test_pope_phases_start_where_they_say(fresh):
 # DeepSeek's split
 
 
-def test_mla_is_the_formula(fresh):
+def test_decoupled_rope_is_the_formula(fresh):
     """Per head: turned part of the query times one turned key for all heads, plus the unturned products."""
-    position = scheme("mla")  # 8 of 32 channels
+    position = scheme("decoupled_rope")  # 8 of 32 channels
     q, k = noise((1, 2, 30, 32), fresh), noise((1, 2, 30, 32), fresh)
     found = products(position, q, k)
     shared = k[0, :, :, :8].double().mean(dim=0)
@@ -488,10 +488,10 @@ def test_mla_is_the_formula(fresh):
 def test_which_layers_and_channels_the_hybrids_turn():
     """C62: DeepSeek-V3 turns 64 of 192 channels in every layer, SmolLM3 all channels but in every fourth layer."""
     deepseek = ModelConfig(n_layer=61, n_head=2, n_embd=384, block_size=64)
-    mla = build(SCHEMES["mla"].Config, as_written("mla") | {"fraction": 64 / 192}, "position")
-    mla.check(deepseek)
-    assert mla.rotary_width(deepseek) == 64 and all(mla.positioned(layer) for layer in range(61))
-    assert scheme("mla", replace(deepseek, n_layer=1), fraction=64 / 192).score_scale == 192**-0.5
+    split = config_of("decoupled_rope", fraction=64 / 192)
+    split.check(deepseek)
+    assert split.rotary_width(deepseek) == 64 and all(split.positioned(layer) for layer in range(61))
+    assert scheme("decoupled_rope", replace(deepseek, n_layer=1), fraction=64 / 192).score_scale == 192**-0.5
     smollm = build(SCHEMES["rope_nope"].Config, as_written("rope_nope"), "position")
     assert [layer for layer in range(36) if not smollm.positioned(layer)] == [3, 7, 11, 15, 19, 23, 27, 31, 35]
 
@@ -619,7 +619,7 @@ def test_a_temperature_of_training_and_one_of_evaluation_are_both_there(fresh):
 def test_another_base_for_an_evaluation(fresh):
     """The rotation of a model at that base; trained frequencies move by as much as their schedule does."""
     q = noise((1, 2, 50, 32), fresh)
-    for name in ("rope", "partial_rope", "p_rope", "pope", "mla"):
+    for name in ("rope", "partial_rope", "p_rope", "pope", "decoupled_rope"):
         position, other = scheme(name), scheme(name, base=500000.0)
         with position.scaled(ScalingConfig(), base=500000.0):
             assert torch.equal(*(turned(p, q, q)[0] for p in (position, other)))
@@ -731,7 +731,7 @@ TEN = ModelConfig(n_layer=4, n_head=2, n_embd=20, block_size=64)
         ("rope", {"fraction": 0.3}, "position.fraction: got 0.3, allowed: an even number of a head's 10 channels"),
         ("rope", {"fraction": 0.25}, "position.fraction: got 0.25, allowed: an even number of a head's 10 channels"),
         ("rope", {"fraction": 0.01}, "position.fraction: got 0.01, allowed: an even number of a head's 10 channels"),
-        ("mla", {"fraction": 0.5}, "position.fraction: got 0.5, allowed: an even number of a head's 10 channels"),
+        ("decoupled_rope", {"fraction": 0.5}, "position.fraction: got 0.5, allowed: an even number of a head's 10"),
         ("rope", {"keep": 0}, "position.keep: got 0, allowed: a number > 0 and <= 1"),
         ("rope", {"keep": 1.01}, "position.keep: got 1.01, allowed: a number > 0 and <= 1"),
         ("rope", {"keep": 0.1}, "position.keep: got 0.1, allowed: at least 0.2, one of 5 frequencies"),
