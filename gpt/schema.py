@@ -76,6 +76,10 @@ class PositionConfig:
         if self.randomized is None and self.ids != "spaced":
             raise ConfigError("position.ids", self.ids, "spaced where position.randomized is null")
 
+    def trained_ids(self, model: ModelConfig) -> int:
+        """How many ids occur in training, from 0 on."""
+        return (self.randomized or 1) * model.block_size
+
     def positioned(self, layer: int) -> bool:
         """Whether the scheme acts in this layer."""
         return self.layers[layer % len(self.layers)] == "P"

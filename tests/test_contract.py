@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from gpt.attention import Kind, attend, prepare
 from gpt.cache import Cache
@@ -11,9 +12,10 @@ from gpt.errors import ConfigError, LengthError
 from gpt.position import SCHEMES, Position
 from gpt.position.base import sample
 from gpt.schema import ModelConfig, PositionConfig
-from tests.helpers import SMALL, excite, ids, make
+from tests.helpers import SMALL, as_written, excite, ids, make
 
 L = SMALL.block_size
+ONE = ModelConfig(n_layer=1, n_head=4, n_embd=32, block_size=16)
 FOUR = ModelConfig(n_layer=4, n_head=4, n_embd=32, block_size=16)
 
 
@@ -199,6 +201,31 @@ def test_the_hooks_of_scores_and_weights(fresh):
     unpositioned = Kind(positioned=False)
     plain = attend(q, k, v, prepare(scheme, pos, pos, kinds=[unpositioned]), unpositioned)
     torch.testing.assert_close(plain, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+# the compiler
+
+COMPILED = [
+    *((name, {}) for name in SCHEMES),
+    *((name, {"overflow": "clamp"}) for name in ("learned", "concat", "tupe")),
+    *((name, {"randomized": 4}) for name in ("nope", "learned", "binary", "rope", "xpos", "alibi", "fire", "tupe")),
+    *((name, {"randomized": 4}) for name in ("shaw", "transformer_xl")),
+]
+
+
+@pytest.mark.parametrize("name, options", COMPILED)
+def test_the_compiler_takes_the_whole_model(name, options, fresh):
+    """The eager forward in one graph without a break, which serves the next step's ids too."""
+    model = excite(make(name, FOUR if len(as_written(name).get("layers", "P")) > 1 else ONE, **options), fresh)
+    torch.compiler.reset()
+    graphs = CompileCounter()
+    compiled = torch.compile(model.train(), backend=graphs)
+    x = ids((2, L), fresh)
+    for step in range(2):
+        model.position.redraw(f"0/{step}")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, x), model(x, x), atol=1e-4, rtol=1e-4)
+    assert graphs.frame_count == 1
 
 
 # what may be asked for
