@@ -115,7 +115,8 @@ def measure(
         if identity(row) not in known:
             unscaled = row | {"scaling": "none", "scaling_factor": None, "scaling_parameters": None}
             plain = known.get(identity(unscaled))
-            if plain and model.position.rescalable and not scaling.changes(L, factor * L):
+            can = model.position.rescalable and model.position.config.randomized is None
+            if plain and can and not scaling.changes(L, factor * L):
                 row |= {name: plain[name] for name in (*NUMBERS, "status", "reason")}
             else:
                 row |= numbers(model, corpus, blocks if factor in factors else None, row, scaling, config, runtime)
