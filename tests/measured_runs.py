@@ -51,6 +51,7 @@ def row(scheme: str, seed: int, factor: int, loss: float | None, protocol: str =
         "protocol": protocol,
         "stride": None if flat else length // 2,
         "scaling": "none",
+        "scaling_factor": None,
         "scaling_parameters": None,
         "rope_base": None,
         "overflow": None,

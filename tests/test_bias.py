@@ -463,7 +463,7 @@ def test_tupe_is_the_formula(relative, fresh):
 
     def formula(h, i, j):
         score = float(q[i, 8 * h : 8 * h + 8] @ k[j, 8 * h : 8 * h + 8]) / math.sqrt(16)
-        return score + (float(position.bias[int(bucket(torch.tensor(i - j))), h]) if relative else 0)
+        return score + (position.bias[int(bucket(torch.tensor(i - j))), h].item() if relative else 0)
 
     assert hasattr(position, "bias") == relative
     assert_is(position, formula, atol=1e-4)
