@@ -69,6 +69,8 @@ def prepare(
         if position.config.log_scale:
             shared.sharpness = sharpness(len(q_pos), len(k_pos), position.block_size, q_pos.device)
         needed, bias = set(kinds), None
+        if kernel == "flex" and position.explicit():
+            raise NotImplementedError(f"flex: position={position.config.name} needs the scores, which no kernel gives")
         pointwise = kernel == "flex" and position.pair is not None  # the kernel calls the law itself
         if position.biased() and not pointwise and any(kind.positioned for kind in needed):
             bias = position.dense(q_pos, k_pos)

@@ -86,6 +86,12 @@ def test_flex_is_reference(name, fresh):
         torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", [name for name, cls in SCHEMES.items() if cls.explicit()])
+def test_flex_refuses_what_it_would_leave_out(name):
+    with pytest.raises(NotImplementedError, match=f"flex: position={name} needs the scores"):
+        prepare(make(name).position, torch.arange(4), torch.arange(4), "flex")
+
+
 def test_gradient_of_a_trained_bias_by_finite_differences(fresh):
     """A fused kernel that forgets the gradient of its mask would leave T5 untrained."""
     scheme = excite(make("t5"), fresh).position.double()
