@@ -26,13 +26,27 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A document that is left out, and why in a few words: counted in meta.json, and shown."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Source:
-    """Where a corpus comes from. `documents()` can be called again, and gives the same each time."""
+    """Where a corpus comes from.
+
+    `documents(start)` yields the documents from number `start` on, and with 0 all of them; what is left out has a
+    number too. It can be called again, and gives the same each time: a preparation that was killed goes on with the
+    number it had reached, so a source that can jump there should (a list of files does; a stream reads over them).
+    One process reads; tokenizing is what is spread over several.
+    """
 
     description: str
     fingerprint: dict  # plain JSON, cheap to take: another one is another corpus, prepared beside this one
-    documents: Callable[[], Iterator[Document]]
-    skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files; complete after documents()
+    documents: Callable[[int], Iterator[Document | Skipped]]
+    skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files that never became documents
+    size: int | None = None  # bytes of text, about, for the progress bar; None where nobody knows yet
 
 
 class SourceGone(DataError):
@@ -50,7 +64,7 @@ def splits_of(names: Iterable[str], val_fraction: float, test_fraction: float) -
     At least one document is held out for validation and one stays to train on; at least one is for the test (of a
     fraction above 0), where there are three or more. Which are for validation does not depend on `test_fraction`.
     """
-    ordered = sorted(names, key=hash_share)
+    ordered = sorted(names, key=hash_share)  # as split_of says, but for the counts
     below = [
         sum(hash_share(name) < share for name in ordered) for share in (val_fraction, val_fraction + test_fraction)
     ]
@@ -58,6 +72,12 @@ def splits_of(names: Iterable[str], val_fraction: float, test_fraction: float) -
     n_held = min(max(below[1], n_val + (test_fraction > 0)), len(ordered) - 1)
     splits = ["val"] * n_val + ["test"] * (n_held - n_val) + ["train"] * (len(ordered) - n_held)
     return dict(zip(ordered, splits, strict=True))
+
+
+def split_of(name: str, val_fraction: float, test_fraction: float) -> str:
+    """What `splits_of` says of one document of many, for sources that do not know all their names beforehand."""
+    share = hash_share(name)
+    return "val" if share < val_fraction else "test" if share < val_fraction + test_fraction else "train"
 
 
 def listing(entries: Iterable[list]) -> dict:

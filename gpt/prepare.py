@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.corpus import FORMAT, SPLITS, Corpus, check_ids, open_checked
-from gpt.documents import BLOCK, Document, Source, SourceGone, pieces
+from gpt.documents import BLOCK, Document, Skipped, Source, SourceGone, pieces
 from gpt.errors import ConfigError, DataError
 from gpt.files import sha256_of, write_atomic
 from gpt.schema import DataConfig, TokenizerConfig
@@ -55,6 +56,9 @@ def encoded(documents: Iterable[Document], tokenizer: Tokenizer, log) -> Iterato
 
     def parts():
         for document in documents:
+            if isinstance(document, Skipped):
+                yield document.why, "skipped", ""
+                continue
             yield document.split, "begin", ""
             for piece in pieces(document.blocks):
                 yield document.split, "piece", piece
@@ -80,16 +84,19 @@ def encoded(documents: Iterable[Document], tokenizer: Tokenizer, log) -> Iterato
 
 def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, source: Source, log=print) -> None:
     """Tokenizes `source` into the empty `folder`; meta.json, without which it does not count, comes last."""
-    kind = new_tokenizer(tokenizer, (text for document in source.documents() for text in document.blocks))
-    files = {}
+    documents = (document for document in source.documents(0) if isinstance(document, Document))
+    kind = new_tokenizer(tokenizer, (text for document in documents for text in document.blocks))
+    files, skipped = {}, Counter(source.skipped)
     try:
         for split in SPLITS:
             files[split] = TokenFile(folder / f"{split}.npy", id_dtype(kind.vocab_size), kind.vocab_size)
             files[f"{split}_documents"] = TokenFile(folder / f"{split}_documents.npy", np.dtype(np.uint64))
         n_bytes = dict.fromkeys(SPLITS, 0)
-        for split, what, text, ids in encoded(source.documents(), kind, log):
+        for split, what, text, ids in encoded(source.documents(0), kind, log):
             if what == "begin":
                 files[f"{split}_documents"].write(np.array([files[split].count]))
+            elif what == "skipped":
+                skipped[split] += 1
             elif what == "piece":
                 files[split].write(ids)
                 n_bytes[split] += len(text.encode("utf-8"))
@@ -105,7 +112,7 @@ def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, sou
             "fingerprint": source.fingerprint,
             "val_fraction": data.val_fraction,
             "test_fraction": data.test_fraction,
-            "skipped": source.skipped,
+            "skipped": dict(skipped),
             "tokenizer": kind.state(),
             "tokenizer_sha256": kind.sha256,
             "splits": {

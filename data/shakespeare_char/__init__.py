@@ -6,6 +6,7 @@ this folder, then beside the repository; else downloaded below the working direc
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from gpt.documents import Document, Source, SourceGone, cut_text
@@ -35,7 +36,9 @@ def source(config: DataConfig) -> Source:
                 f"for any other text: data=text data.path={given} tokenizer=char"
             )
     # The text cannot change, so what is prepared stays good wherever it came from, and nothing is downloaded for it.
-    return Source("tiny Shakespeare, as in nanoGPT", {"sha256": SHA256}, lambda: documents(config))
+    return Source(
+        "tiny Shakespeare, as in nanoGPT", {"sha256": SHA256}, lambda start: islice(documents(config), start, None)
+    )
 
 
 def documents(config: DataConfig) -> Iterator[Document]:

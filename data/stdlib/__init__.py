@@ -8,9 +8,10 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from gpt.documents import Document, Source, SourceGone, hash_share, listing, splits_of
+from gpt.documents import Document, Skipped, Source, SourceGone, hash_share, listing, splits_of
 from gpt.errors import ConfigError, DataError
 from gpt.schema import DataConfig
 
@@ -44,23 +45,23 @@ def source(config: DataConfig) -> Source:
     if len(found) < 2:
         raise SourceGone(f"{folder}: this Python comes without the .py files of its library; use data=text data.path=…")
     splits = splits_of(found, config.val_fraction, config.test_fraction)
-    skipped: dict[str, int] = {}
 
-    def documents() -> Iterator[Document]:
-        skipped.clear()
-        for name, path in found.items():
+    def documents(start: int) -> Iterator[Document | Skipped]:
+        for name, path in islice(found.items(), start, None):
             try:
                 text = path.read_bytes().decode("utf-8")
             except UnicodeDecodeError:
-                skipped["not UTF-8"] = skipped.get("not UTF-8", 0) + 1
+                yield Skipped("not UTF-8")
                 continue
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
             if text:
                 yield Document(splits[name], [text])
             else:
-                skipped["empty"] = skipped.get("empty", 0) + 1
+                yield Skipped("empty")
 
     version = platform.python_version()
-    fingerprint = {"python": version, **listing([name, path.stat().st_size] for name, path in found.items())}
-    return Source(f"standard library of Python {version} ({folder})", fingerprint, documents, skipped)
+    sizes = {name: path.stat().st_size for name, path in found.items()}
+    fingerprint = {"python": version, **listing([name, size] for name, size in sizes.items())}
+    description = f"standard library of Python {version} ({folder})"
+    return Source(description, fingerprint, documents, size=sum(sizes.values()))

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from gpt.documents import Document, Source, SourceGone, cut_text, listing, read_blocks, splits_of
@@ -78,12 +79,14 @@ def source(config: DataConfig) -> Source:
         raise SourceGone(f"data.path: {path} is empty; allowed: a UTF-8 text file, or a folder of them")
     splits = splits_of(found, config.val_fraction, config.test_fraction)
 
-    def documents() -> Iterator[Document]:
+    def documents(start: int) -> Iterator[Document]:
         if len(found) == 1:
-            yield from cut_text(*found.values(), config.val_fraction, config.test_fraction)
+            parts = cut_text(*found.values(), config.val_fraction, config.test_fraction)
+            yield from islice(parts, start, None)
             return
-        for name, file in found.items():
+        for name, file in islice(found.items(), start, None):
             yield Document(splits[name], read_blocks(file))
 
     fingerprint = listing([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items())
-    return Source(str(path), fingerprint, documents, skipped)
+    size = sum(stat.st_size for stat in stats.values())
+    return Source(str(path), fingerprint, documents, skipped, size)
