@@ -18,7 +18,7 @@ from gpt.documents import BLOCK, Document, Skipped, Source, SourceGone, pieces
 from gpt.errors import ConfigError, DataError
 from gpt.files import sha256_of, write_atomic
 from gpt.schema import DataConfig, TokenizerConfig
-from gpt.tokenizer import Tokenizer, id_dtype, new_tokenizer
+from gpt.tokenizer import Tokenizer, id_dtype, new_tokenizer, tokenizer_label
 
 
 class TokenFile:
@@ -84,8 +84,7 @@ def encoded(documents: Iterable[Document], tokenizer: Tokenizer, log) -> Iterato
 
 def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, source: Source, log=print) -> None:
     """Tokenizes `source` into the empty `folder`; meta.json, without which it does not count, comes last."""
-    documents = (document for document in source.documents(0) if isinstance(document, Document))
-    kind = new_tokenizer(tokenizer, (text for document in documents for text in document.blocks))
+    kind = new_tokenizer(tokenizer, (one for one in source.documents(0) if isinstance(one, Document)))
     files, skipped = {}, Counter(source.skipped)
     try:
         for split in SPLITS:
@@ -207,7 +206,7 @@ def _place(data: DataConfig, tokenizer: TokenizerConfig, root: Path) -> Path:
         for split in ("val", "test")
         if getattr(data, f"{split}_fraction") != default[f"{split}_fraction"]
     ]
-    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer.name, *held) if part)
+    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer_label(tokenizer), *held) if part)
     return Path(root) / data.name / key
 
 

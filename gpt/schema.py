@@ -102,7 +102,23 @@ class DataConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TokenizerConfig:
-    name: Literal["byte", "char", "gpt2"] = "byte"
+    """Which tokenizer. `path` is a file for hf (tokenizer.json) and, if it likes, char (JSON of its characters)."""
+
+    name: Literal[
+        "byte",
+        "char",
+        "gpt2",
+        "r50k_base",
+        "p50k_base",
+        "p50k_edit",
+        "cl100k_base",
+        "o200k_base",
+        "o200k_harmony",
+        "bpe",
+        "hf",
+    ] = "byte"
+    path: str | None = None
+    vocab_size: Count | None = None  # of bpe, separator included
 
 
 @dataclass(frozen=True, config=STRICT)

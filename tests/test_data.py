@@ -993,7 +993,7 @@ print(peak() - before)
 )
 def test_configurations_compose(overrides, name, tokenizer):
     config = compose("train", overrides)
-    assert (config["data"]["name"], config["tokenizer"]) == (name, {"name": tokenizer})
+    assert (config["data"]["name"], config["tokenizer"]["name"]) == (name, tokenizer)
     assert set(config["data"]) == {"name", "path", "val_fraction", "test_fraction"}
     fractions = config["data"]["val_fraction"], config["data"]["test_fraction"]
     assert fractions == (0.1, 0.0 if name == "shakespeare_char" else 0.05)
