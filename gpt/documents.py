@@ -47,6 +47,7 @@ class Source:
     documents: Callable[[int], Iterator[Document | Skipped]]
     skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files that never became documents
     size: int | None = None  # bytes of text, about, for the progress bar; None where nobody knows yet
+    vocabulary: tuple[str, str] | None = None  # of documents that are ids: the only tokenizer, and what to do about it
 
 
 class SourceGone(DataError):

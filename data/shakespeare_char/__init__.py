@@ -15,6 +15,7 @@ from gpt.errors import DataError
 from gpt.files import sha256_of
 from gpt.schema import DataConfig
 
+KEYS = {"path"}
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 HERE = Path("data/shakespeare_char/input.txt")

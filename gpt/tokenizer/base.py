@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +27,17 @@ def utf8(text: str) -> bytes:
         raise DataError(
             f"text: position {error.start:,} holds {lone}, half a surrogate pair; allowed: Unicode"
         ) from None
+
+
+def blocks_of(document: Document) -> Iterator[str]:
+    """The blocks of a document's text. Raises DataError where it is made of ids, which no vocabulary is made from."""
+    for block in document.blocks:
+        if not isinstance(block, str):
+            raise DataError(
+                "tokenizer: this corpus holds ids, not text, so no vocabulary can be made from it; allowed: the one of "
+                "its ids, as tokenizer=gpt2, or tokenizer=char tokenizer.path=<a JSON file of its characters>"
+            )
+        yield block
 
 
 class Tokenizer:

@@ -15,7 +15,7 @@ from gpt.documents import Document, pieces
 from gpt.download import download
 from gpt.errors import ConfigError, DataError
 from gpt.files import sha256_of
-from gpt.tokenizer.base import Tokenizer, id_dtype, utf8
+from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
 
 # The pattern that cuts text into words, within which pairs are merged: Radford et al. 2019 (GPT-2), as tiktoken has it.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -199,7 +199,7 @@ def train(documents: Iterable[Document], merges: int) -> list[bytes]:
         left = TRAINED_ON
         for document in documents:
             if document.split == "train":
-                for piece in pieces(document.blocks):
+                for piece in pieces(blocks_of(document)):
                     left -= len(piece)  # characters, which a text has no more of than bytes
                     if left < 0:
                         return

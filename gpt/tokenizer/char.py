@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.errors import DataError
-from gpt.tokenizer.base import Tokenizer, id_dtype, utf8
+from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
 
 
 class CharTokenizer(Tokenizer):
@@ -36,7 +36,7 @@ class CharTokenizer(Tokenizer):
             return cls(_characters(config.path))
         characters: set[str] = set()
         for document in documents:
-            for block in document.blocks:
+            for block in blocks_of(document):
                 characters.update(block)
         if not characters:
             raise DataError("tokenizer=char: the texts are empty, so there are no characters to take")

@@ -1,0 +1,93 @@
+"""JSON lines: data.path is a file, a folder of them, or a pattern; each line an object whose data.text_field is a text.
+
+.jsonl, .ndjson or .json, as they are or compressed (.gz, .zst). Every line is a document, held out by the hash of its
+number. Blank lines and texts that are null or empty are left out and counted; anything else is refused with its line.
+"""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from gpt.documents import Skipped, Source
+from gpt.errors import DataError
+from gpt.schema import DataConfig
+from gpt.sources import Files, checked_text, in_blocks, located, path_label, stream
+
+KEYS = {"path", "text_field"}
+SUFFIXES = [f".{kind}{packed}" for kind in ("jsonl", "ndjson", "json") for packed in ("", ".gz", ".zst")]
+ALLOWED = f"a file of JSON lines, a folder of them, or a pattern ({' '.join(SUFFIXES)})"
+
+
+def label(config: DataConfig) -> str:
+    return path_label(located(config, ALLOWED), config.text_field)
+
+
+def source(config: DataConfig) -> Source:
+    path = located(config, ALLOWED)
+    files = Files(path, SUFFIXES, ALLOWED)
+
+    def texts() -> Iterator[Iterable[str] | Skipped]:
+        for file in files.paths.values():
+            yield from read(file, config.text_field)
+
+    packed = any(name.endswith((".gz", ".zst")) for name in files.paths)
+    fingerprint = files.fingerprint() | {"text_field": config.text_field}
+    return Source(
+        str(path),
+        fingerprint,
+        lambda start: stream(lambda first: islice(texts(), first, None), start, config),
+        files.skipped,
+        None if packed else files.size,
+    )
+
+
+def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
+    """The text of each line, in blocks. Raises DataError naming the file, the line and, where it is known, the byte."""
+    number = at = 0
+    try:
+        with opened(path) as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{path}: line {number:,}"
+                begin, at = at, at + len(line)
+                if begin == 0:
+                    line = line.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, which JSON does not have
+                if not line.strip():
+                    yield Skipped("blank lines")
+                    continue
+                yield parsed(line, field, where, begin)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read behind line {number:,} ({reason})") from None
+
+
+def opened(path: Path) -> io.BufferedIOBase:
+    """The file, unpacked as its name says."""
+    if path.name.endswith(".gz"):
+        return gzip.open(path, "rb")
+    if path.name.endswith(".zst"):
+        import pyarrow  # which says when a file stops half-way
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return open(path, "rb")
+
+
+def parsed(line: bytes, field: str, where: str, begin: int) -> Iterable[str] | Skipped:
+    try:
+        value = json.loads(content := line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}, byte {begin + error.start:,} (0x{line[error.start]:02x}) is not UTF-8; allowed: JSON in UTF-8"
+        ) from None
+    except json.JSONDecodeError as error:
+        at = begin + len(content[: error.pos].encode())
+        raise DataError(f"{where}, byte {at:,} is no JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} (byte {begin:,}) is no JSON that can be read ({error})") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{where} (byte {begin:,}) holds {str(value)[:40]!r}; allowed: an object with a text")
+    text = checked_text(value, field, f"{where} (byte {begin:,})")
+    return in_blocks(text) if text else Skipped("empty texts")
