@@ -14,6 +14,7 @@ from pathlib import Path
 from gpt.errors import DataError
 
 BLOCK = 2**20  # bytes of text read at a time, so that memory does not grow with the corpus
+LONGEST = 2**21  # characters that are encoded together at most
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ def listing(entries: Iterable[list]) -> dict:
 
 
 def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """The UTF-8 text of the bytes start..stop of a file, about a megabyte at a time, line ends as they are.
+    """The UTF-8 text of the bytes start..stop of a file, about a megabyte at a time.
 
-    Raises DataError naming the file and the byte where it is not UTF-8.
+    Exactly that text: line ends, NUL and a byte-order mark stay what they are. Raises DataError naming the file and the
+    byte where it is not UTF-8, and where the file changes before it has been read to the end.
     """
     try:
         with open(path, "rb") as file:
+            before = os.fstat(file.fileno())
             file.seek(start)
             at, rest = start, b""  # `rest`: the beginning of a character that the block cut in two
             while True:
@@ -103,16 +106,21 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
                     text, rest = data.decode("utf-8"), b""
                 except UnicodeDecodeError as error:
                     if not new or error.reason != "unexpected end of data":
+                        wide = at == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff")  # byte-order marks
+                        encoding = "utf-16" if wide else "<its encoding>"
                         raise DataError(
                             f"{path}: byte {at + error.start:,} (0x{data[error.start]:02x}) is not UTF-8; "
-                            "allowed: UTF-8 text; convert it: iconv -f <its encoding> -t utf-8"
+                            f"allowed: UTF-8 text; convert it: iconv -f {encoding} -t utf-8"
                         ) from None
                     text, rest = data[: error.start].decode("utf-8"), data[error.start :]
                 at += len(data) - len(rest)
                 if text:
                     yield text
                 if not new:
-                    return
+                    break
+            after = os.fstat(file.fileno())
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise DataError(f"{path}: changed while it was read; run the same command again when it is at rest")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -139,20 +147,32 @@ def _character(path: Path, at: int) -> int:
     return at
 
 
-# Text before a space or newline is tokenized the same whatever follows, and the other way round, by every tokenizer
-# here: GPT-2's pattern never runs from a non-space into a space.
-WORD_END = re.compile(r"\S(?=[ \n])")
+# What stands before a space is tokenized the same whatever follows, and the other way round, by GPT-2's pattern and its
+# successors: none of them runs from a non-space into a space.
+WORD_END = re.compile(r"\S(?= )")
 
 
-def pieces(blocks: Iterable[str]) -> Iterator[str]:
-    """`blocks` cut anew at ends of words, so that encoding piece by piece equals encoding the whole."""
+def pieces(blocks: Iterable, boundary: re.Pattern | None = WORD_END) -> Iterator:
+    """`blocks` cut anew behind matches of `boundary`, where encoding piece by piece equals encoding the whole.
+
+    None: they can be cut anywhere. Blocks of ids instead of text stay as they are. A text of LONGEST characters without
+    a boundary is cut all the same, so that memory is bounded; it stays the same text, but for a token or two.
+    """
     held: list[str] = []
+    size = 0
     for block in blocks:
-        cut = WORD_END.search(block) if held else None
+        if boundary is None or not isinstance(block, str):
+            yield block
+            continue
+        cut = boundary.search(block) if held else None
         if cut:
             yield "".join(held) + block[: cut.end()]
-            held = [block[cut.end() :]]
+            held, size = [block[cut.end() :]], len(block) - cut.end()
+        elif size + len(block) > LONGEST:
+            yield "".join(held)
+            held, size = [block], len(block)
         else:
             held.append(block)
+            size += len(block)
     if held:
         yield "".join(held)
