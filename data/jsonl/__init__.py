@@ -46,19 +46,28 @@ def source(config: DataConfig) -> Source:
 
 
 def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
-    """The text of each line, in blocks. Raises DataError naming the file, the line and, where it is known, the byte."""
+    """The text of each line, in blocks. Raises DataError naming the file, the line and the byte."""
     number = at = 0
     try:
         with opened(path) as file:
-            for number, line in enumerate(file, start=1):
+            for line in file:
+                number, begin, at = number + 1, at, at + len(line)
                 where = f"{path}: line {number:,}"
-                begin, at = at, at + len(line)
                 if begin == 0:
                     line = line.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, which JSON does not have
                 if not line.strip():
                     yield Skipped("blank lines")
                     continue
-                yield parsed(line, field, where, begin)
+                try:
+                    line = line.decode("utf-8")  # the bytes are freed: a line may be large
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        f"{where}, byte {begin + error.start:,} (0x{line[error.start]:02x}) is not UTF-8; "
+                        "allowed: JSON in UTF-8"
+                    ) from None
+                text = checked_text(parsed(line, where, begin), field, f"{where} (byte {begin:,})")
+                del line
+                yield in_blocks(text) if text else Skipped("empty texts")
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read behind line {number:,} ({reason})") from None
@@ -75,19 +84,15 @@ def opened(path: Path) -> io.BufferedIOBase:
     return open(path, "rb")
 
 
-def parsed(line: bytes, field: str, where: str, begin: int) -> Iterable[str] | Skipped:
+def parsed(line: str, where: str, begin: int) -> dict:
+    """The object of a line that begins at byte `begin`. Raises DataError where there is none."""
     try:
-        value = json.loads(content := line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}, byte {begin + error.start:,} (0x{line[error.start]:02x}) is not UTF-8; allowed: JSON in UTF-8"
-        ) from None
+        value = json.loads(line)
     except json.JSONDecodeError as error:
-        at = begin + len(content[: error.pos].encode())
+        at = begin + len(line[: error.pos].encode())
         raise DataError(f"{where}, byte {at:,} is no JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} (byte {begin:,}) is no JSON that can be read ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{where} (byte {begin:,}) holds {str(value)[:40]!r}; allowed: an object with a text")
-    text = checked_text(value, field, f"{where} (byte {begin:,})")
-    return in_blocks(text) if text else Skipped("empty texts")
+    return value
