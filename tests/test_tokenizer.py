@@ -339,8 +339,18 @@ def test_a_million_times_the_same_character(gpt2, cl100k, o200k, bpe, hf):
         text = "x" + character * 10**6 + "x"
         for tokenizer in (gpt2, cl100k, o200k, bpe, hf) if character == " " else (gpt2, o200k):
             assert tokenizer.decode(tokenizer.encode(text)) == text, (tokenizer.name, character)
-    assert "".join(without_long_space(" " * 10**6 + "x")) == " " * 10**6 + "x"
-    assert without_long_space("x" + " " * 65535) == ["x" + " " * 65535]
+    for before in (0, 1, 63, 64, 32767, 32768, 50000):
+        text = "x" * before + "\n" * 65536 + "x" * 10**5
+        assert without_long_space(text) == [text[: before + 65536], text[before + 65536 :]]
+        text = "x" * before + " " * 65535 + "x" * 10**5
+        assert without_long_space(text) == [text]
+
+
+def test_bpe_is_trained_on_a_million_times_the_same_character():
+    """In seconds, which the square of a million would not be."""
+    for character in "a ":
+        tokens = new_tokenizer(TokenizerConfig("bpe", vocab_size=262), [document("x" + character * 10**6)]).tokens
+        assert tokens == [character.encode() * 2**n for n in range(1, 6)]
 
 
 # -------------------------------------------------------------------------------------------------- trained on a corpus

@@ -20,13 +20,22 @@ from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
 # The pattern that cuts text into words, within which pairs are merged: Radford et al. 2019 (GPT-2), as tiktoken has it.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 TRAINED_ON = 100 * 2**20  # bytes of text that a vocabulary is trained on at most
+LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # of one word in training, whose time grows with the square of it
 LONG_SPACE = re.compile(r"\s{65536}")  # more in a row overflow tiktoken's stack, with the pattern of o200k
 
 
-def without_long_space(text: str) -> list[str]:
-    """`text` in parts, cut within runs of LONG_SPACE."""
-    cuts = [space.end() for space in LONG_SPACE.finditer(text)]
+def cut_behind(pattern: re.Pattern, text: str) -> list[str]:
+    """`text` in parts, which end where `pattern` does."""
+    cuts = [found.end() for found in pattern.finditer(text)]
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def without_long_space(text: str) -> list[str]:
+    """`text` in parts that tiktoken can encode."""
+    # A run that is too long fills one of these; to search all of a text would take a fifth of the time of encoding it.
+    if not any(text[at : at + 64].isspace() for at in range(0, len(text), 2**15)):
+        return [text]
+    return cut_behind(LONG_SPACE, text)
 
 
 class MergeTokenizer(Tokenizer):
@@ -203,7 +212,7 @@ def train(documents: Iterable[Document], merges: int) -> list[bytes]:
                     left -= len(piece)  # characters, which a text has no more of than bytes
                     if left < 0:
                         return
-                    yield piece
+                    yield from cut_behind(LONG_RUN, piece)
 
     model = Trained(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
