@@ -37,7 +37,7 @@ def main(values: dict, overrides: list[str]) -> int:
     import torch
 
     from gpt import checkpoint, runtime
-    from gpt.data import batch
+    from gpt.data import Ahead, Windows
     from gpt.evaluate import validation_loss
     from gpt.model import GPT
     from gpt.optim import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
@@ -77,15 +77,24 @@ def main(values: dict, overrides: list[str]) -> int:
         if rt.main:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)
+        rows_a_step = plan.batch_size * plan.accumulate
+        windows = Windows(config.data.packing, corpus.train, corpus.train_documents, L, config.seed, rows_a_step)
 
         count = model.count_parameters()
-        tokens_a_step = plan.batch_size * plan.accumulate * L
+        tokens_a_step = rows_a_step * L
         run.note(overrides=overrides, parameters=count, tokens_a_step=tokens_a_step, **rt.facts())
         run.say(
             f"{run.folder}: {count['total']:,} parameters, {count['position']:,} of them position; "
             f"{tokens_a_step:,} tokens a step on {rt.device} in {rt.precision}"
             + (f"; going on after step {step}" if step else "")
         )
+
+        def micro_batch(number: int) -> tuple:
+            """Inputs and targets of a micro-step, numbered over all steps, and how many like it make a step."""
+            at, micro = divmod(number, plan.accumulate)
+            first = micro * plan.batch_size
+            rows = range(first + own_rows.start, first + own_rows.stop)
+            return *windows.batch(at, rows), windows.worth(at, rows) / rt.world
 
         def train_step() -> dict:
             """One update: a function of (seed, step) and the weights, so that a resumed run repeats a straight one."""
@@ -96,11 +105,10 @@ def main(values: dict, overrides: list[str]) -> int:
             model.position.redraw(f"{config.seed}/{step}")
             loss = torch.zeros((), device=rt.device)
             for micro in range(plan.accumulate):
-                first = micro * plan.batch_size
-                rows = range(first + own_rows.start, first + own_rows.stop)
-                x, y = rt.to_device(*batch(corpus.train, L, config.seed, step, rows))
+                *both, worth = next(batches)
+                x, y = rt.to_device(*both)
                 with rt.gradients(forward, last=micro == plan.accumulate - 1), rt.autocast():
-                    part = forward(x, y)[1] / plan.accumulate
+                    part = forward(x, y)[1] / worth
                 part.backward()
                 loss += part.detach()
             loss = float(rt.mean(loss))
@@ -128,7 +136,8 @@ def main(values: dict, overrides: list[str]) -> int:
 
         sizes = f"train.batch_size={plan.batch_size}, model.block_size={L}"
         room = runtime.room_for(f"{sizes} are too large; lower train.batch_size and raise train.accumulate")
-        with Progress(config.name, step, plan.steps, shown=rt.main) as progress, room:
+        batches = Ahead(micro_batch, step * plan.accumulate, plan.steps * plan.accumulate)
+        with Progress(config.name, step, plan.steps, shown=rt.main) as progress, room, batches:
             run.say = progress.say
             if step == 0:
                 progress.update(0, val_loss=validate())

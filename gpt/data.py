@@ -92,24 +92,40 @@ class Windows:
         """Inputs and targets of rows `rows` of the global batch of `step`, each (len(rows), block_size) int64."""
         if self.packing == "random":
             return batch(self.tokens, self.block_size, self.seed, step, rows)
-        numbers = [step * self.rows_a_step + row for row in rows]
-        chosen = np.array([shuffled(n % self.count, self.count, self.seed, n // self.count) for n in numbers], np.int64)
+        chosen = self._chosen(step, rows)
         if self.packing == "sequential":
             return window(self.tokens, chosen * self.block_size, self.block_size)
         return self._of_documents(chosen)
+
+    def _chosen(self, step: int, rows: range) -> np.ndarray:
+        """(rows,) which windows these are, of `count`; what is counted through is rows, over all steps."""
+        numbers = [divmod(step * self.rows_a_step + row, self.count) for row in rows]
+        return np.array([shuffled(n, self.count, self.seed, epoch) for epoch, n in numbers], dtype=np.int64)
+
+    def _spans(self, chosen: np.ndarray) -> np.ndarray:
+        """(rows, 2) where the inputs of windows of documents begin and end; targets are one further."""
+        document = np.searchsorted(self.until, chosen, side="right")
+        before = np.where(document > 0, self.until[document - 1], 0)  # windows of the documents before
+        starts = self.starts[document] + (chosen - before) * self.block_size
+        return np.stack([starts, np.minimum(starts + self.block_size, self.starts[document + 1] - 1)], axis=1)
+
+    def worth(self, step: int, rows: range) -> float:
+        """How many times the targets of rows `rows` go into those of the whole step: what a mean over them weighs."""
+        if self.packing != "documents":
+            return self.rows_a_step / len(rows)
+        lengths = [
+            int(np.sum(np.diff(self._spans(self._chosen(step, some))))) for some in (range(self.rows_a_step), rows)
+        ]
+        return lengths[0] / lengths[1]
 
     def _of_documents(self, chosen: np.ndarray) -> tuple["Tensor", "Tensor"]:
         import torch
 
         inputs = np.zeros((len(chosen), self.block_size), dtype=np.int64)
         targets = np.full_like(inputs, NO_TARGET)
-        document = np.searchsorted(self.until, chosen, side="right")
-        before = np.where(document > 0, self.until[document - 1], 0)  # windows of the documents before
-        starts = self.starts[document] + (chosen - before) * self.block_size
-        ends = np.minimum(starts + self.block_size + 1, self.starts[document + 1])
-        for n, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            found = self.tokens[start:end]
-            inputs[n, : end - start - 1], targets[n, : end - start - 1] = found[:-1], found[1:]
+        for n, (start, end) in enumerate(self._spans(chosen).tolist()):
+            found = self.tokens[start : end + 1]
+            inputs[n, : end - start], targets[n, : end - start] = found[:-1], found[1:]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import types
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -60,14 +61,19 @@ def assert_same_run(a: str, b: str) -> None:
 
 def on_batch(patch: pytest.MonkeyPatch, act) -> None:
     """Calls act(step, rows, x, y) whenever training takes a batch."""
-    real = gpt.data.batch
+    real, take, made = gpt.data.batch, gpt.data.Ahead.__next__, deque()
 
-    def batch(tokens, block_size, seed, step, rows):
-        found = real(tokens, block_size, seed, step, rows)
-        act(step, rows, *found)
+    def batch(tokens, block_size, seed, step, rows):  # on a thread, ahead of the trainer
+        made.append((step, rows, *real(tokens, block_size, seed, step, rows)))
+        return made[-1][2:]
+
+    def following(ahead):
+        found = take(ahead)
+        act(*made.popleft())
         return found
 
     patch.setattr(gpt.data, "batch", batch)
+    patch.setattr(gpt.data.Ahead, "__next__", following)
 
 
 class Killed(BaseException):
