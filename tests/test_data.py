@@ -1,5 +1,7 @@
 """A batch is a function of its address, whatever the packing, and ready when it is asked for."""
 
+import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.data import batch, window
+from gpt.data import AHEAD, NO_TARGET, Ahead, Windows, batch, shuffled, window
 from gpt.errors import DataError
 from gpt.tokens import HEADER, Tokens, header
 from tests.texts import relaxed, run_python
@@ -108,6 +110,193 @@ def test_batches_stay_the_same_from_version_to_version(seed, step, row, expected
     """A change here makes every run that was ever published unrepeatable."""
     x, y = batch(np.arange(10**6 + 64, dtype=np.uint32), 64, seed, step, range(row, row + 1))
     assert x.tolist() == [list(range(expected, expected + 64))] and y[0, -1] == expected + 64
+
+
+# ------------------------------------------------------------------------------------------------------------- packing
+
+
+def starts_of(x: torch.Tensor) -> list[int]:
+    return x[:, 0].tolist()
+
+
+def laid(packing: str, tokens, documents=(0,), block_size=8, seed=0, rows=6) -> Windows:
+    return Windows(packing, tokens, np.array(documents), block_size, seed, rows)
+
+
+def epochs(windows: Windows, steps: int) -> list[int]:
+    """What starts the rows of the first steps, in order."""
+    rows = range(windows.rows_a_step)
+    return [start for step in range(steps) for start in starts_of(windows.batch(step, rows)[0])]
+
+
+def test_random_windows_are_those_of_batch():
+    tokens = tokens_of(5000)
+    for step, rows in ((0, range(6)), (7, range(2, 5)), (10**6, range(1))):
+        for one, other in zip(laid("random", tokens).batch(step, rows), batch(tokens, 8, 0, step, rows), strict=True):
+            assert torch.equal(one, other)
+
+
+@relaxed
+@given(st.integers(9, 400), st.integers(1, 9), st.integers(1, 20), st.integers(0, 2**63 - 1))
+def test_sequential_epochs_take_every_window_once(n, block_size, rows, seed):
+    windows = laid("sequential", tokens_of(n), block_size=min(block_size, n - 1), seed=seed, rows=rows)
+    block_size = windows.block_size
+    count = (n - 1) // block_size
+    found = epochs(windows, -(-3 * count // rows))
+    for epoch in range(3):
+        assert sorted(found[epoch * count : (epoch + 1) * count]) == list(range(0, count * block_size, block_size))
+    x, y = windows.batch(0, range(rows))
+    assert torch.equal(y, x + 1)  # tokens count up here
+
+
+def test_epochs_have_orders_of_their_own():
+    windows = laid("sequential", tokens_of(8 * 300 + 1), rows=30)
+    found = epochs(windows, 30)
+    first, second, third = found[:300], found[300:600], found[600:]
+    assert first != second != third != first and first != sorted(first)
+    assert (
+        laid("sequential", tokens_of(8 * 300 + 1), rows=30, seed=1).batch(0, range(30))[0][:, 0].tolist() != first[:30]
+    )
+    together = [a == b for a, b in zip(first, second, strict=True)]
+    assert sum(together) < 12  # one of 300 by chance at each place: Poisson with mean 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 1000])
+def test_an_order_is_a_permutation_of_every_count(count, fresh):
+    seed = int(torch.randint(0, 2**31, (), generator=fresh))
+    for epoch in (0, 1, 2**40):
+        assert sorted(shuffled(n, count, seed, epoch) for n in range(count)) == list(range(count))
+
+
+def test_an_order_of_many_windows_is_even(fresh):
+    """Where the first 64th of the numbers lands: spread over all 64 parts, as chance would."""
+    seed, count = int(torch.randint(0, 2**31, (), generator=fresh)), 10**9
+    parts = [64 * shuffled(n, count, seed, 0) // count for n in range(6400)]
+    chi_square = sum((parts.count(part) - 100) ** 2 / 100 for part in range(64))
+    assert chi_square < 130  # 63 degrees of freedom: once in 600,000 tries
+
+
+def order(n: int, count: int, seed: int, epoch: int) -> int:
+    """Where number n comes, written down a second time."""
+
+    def mix(x):
+        x %= 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    half = 1
+    while 4**half < count:
+        half += 1
+    stream = int.from_bytes(b"order", "big")
+    keys = [philox((seed, stream), [i // 4 + 1, 0, 0, epoch])[i % 4] for i in range(6)]
+    while True:
+        a, b = divmod(n, 2**half)
+        for key in keys:
+            a, b = b, a ^ (mix(b + key) % 2**half)
+        n = a * 2**half + b
+        if n < count:
+            return n
+
+
+@relaxed
+@given(st.integers(1, 10**12), st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.data())
+def test_orders_are_what_the_cipher_says(count, seed, epoch, drawn):
+    n = drawn.draw(st.integers(0, count - 1))
+    assert shuffled(n, count, seed, epoch) == order(n, count, seed, epoch)
+
+
+def test_orders_stay_the_same_from_version_to_version():
+    """A change here makes runs with data.packing=sequential unrepeatable."""
+    assert [shuffled(n, 1000, 0, 0) for n in range(5)] == [756, 658, 106, 523, 271]
+    assert [shuffled(n, 10**9, 1337, 3) for n in range(3)] == [578625300, 882692290, 505056416]
+
+
+@relaxed
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(2, 9), st.integers(1, 7))
+def test_windows_of_documents_cross_no_end_and_miss_no_target(lengths, block_size, rows):
+    if sum(lengths) <= block_size or max(lengths) < 2:
+        return
+    starts = np.cumsum([0, *lengths[:-1]])
+    windows = laid("documents", tokens_of(sum(lengths)) + 1, starts, block_size, rows=rows)
+    pairs = []
+    for step in range(-(-windows.count // rows)):
+        x, y = windows.batch(step, range(rows))
+        numbers = range(step * rows, (step + 1) * rows)
+        for number, inputs, targets in zip(numbers, x.tolist(), y.tolist(), strict=True):
+            if number < windows.count:  # the first epoch
+                kept = [(i, t) for i, t in zip(inputs, targets, strict=True) if t != NO_TARGET]
+                assert kept and targets == [t for _, t in kept] + [NO_TARGET] * (block_size - len(kept))
+                pairs += kept
+    expected = [(i + 1, i + 2) for s, n in zip(starts.tolist(), lengths, strict=True) for i in range(s, s + n - 1)]
+    assert sorted(pairs) == expected  # every target of every document once, and none across an end
+
+
+@relaxed
+@given(st.sampled_from(["random", "sequential", "documents"]), st.integers(0, 10**6), st.integers(1, 5))
+def test_means_over_parts_of_a_step_add_up_to_the_mean_over_all(packing, step, parts):
+    """As gradients do: the mean over a part, divided by what the part is worth, summed."""
+    windows = laid(packing, tokens_of(400), range(0, 400, 23), block_size=8, rows=10 * parts)
+    whole = windows.batch(step, range(10 * parts))[1].double()
+    mean = whole[whole != NO_TARGET].mean()
+    total = 0
+    for part in range(parts):
+        rows = range(10 * part, 10 * part + 10)
+        y = windows.batch(step, rows)[1].double()
+        total += y[y != NO_TARGET].mean() / windows.worth(step, rows)
+    assert abs(total - mean) < 1e-9 * abs(mean)
+    if packing != "documents":
+        assert windows.worth(step, range(10)) == parts  # exactly: the losses of old runs stay what they were
+
+
+def test_documents_too_short_for_a_target_are_refused():
+    with pytest.raises(DataError, match="data.packing=documents: no document has two tokens; use data.packing=random"):
+        laid("documents", tokens_of(20), range(20))
+    for packing in ("random", "sequential", "documents"):
+        with pytest.raises(DataError, match="model.block_size: got 8, which needs 9 tokens .* has 8;"):
+            laid(packing, tokens_of(8))
+
+
+# --------------------------------------------------------------------------------------------------------------- ahead
+
+
+def test_values_come_in_order_and_are_made_ahead():
+    made = []
+    with Ahead(lambda n: made.append(n) or n * n, 3, 50) as values:
+        until = time.monotonic() + 10
+        while len(made) < AHEAD and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert made == list(range(3, 3 + AHEAD))  # without being asked, and no more than these
+        assert [next(values) for _ in range(10)] == [n * n for n in range(3, 13)]
+        assert list(values) == [n * n for n in range(13, 50)]
+        assert list(values) == []
+    assert made == list(range(3, 50))
+
+
+def test_what_fails_on_the_thread_is_raised_where_it_is_asked_for():
+    def make(n):
+        if n == 2:
+            raise DataError("the disk is gone")
+        return n
+
+    with Ahead(make, 0, 9) as values:
+        assert [next(values), next(values)] == [0, 1]
+        with pytest.raises(DataError, match="the disk is gone"):
+            next(values)
+
+
+def test_no_thread_is_left_behind():
+    before = threading.active_count()
+    for first, stop in ((0, 1000), (5, 5), (0, 1)):
+        with Ahead(lambda n: n, first, stop) as values:
+            next(values, None)
+    with pytest.raises(KeyboardInterrupt), Ahead(lambda n: n, 0, 100):
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
 
 
 def large_file(folder: Path, size: int = 2**30) -> Path:
