@@ -1,25 +1,29 @@
 """A corpus is prepared once, whole or not at all, never over another one, and goes on where it was killed."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import data.text as text_package
 import gpt.corpus
 import gpt.documents
 import gpt.draft
+import gpt.encode
 import gpt.prepare
 from gpt.cli import compose
 from gpt.corpus import open_corpus
 from gpt.data import batch
 from gpt.errors import DataError
 from gpt.prepare import check_source, prepare
-from gpt.schema import DataConfig
+from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import ByteTokenizer
 from tests.texts import BYTE, CHAR, DOCUMENTS, ROOT, run_python, size, text_corpus
 
@@ -146,6 +150,183 @@ prepare(DataConfig("text", path=sys.argv[1] + "/texts"), TokenizerConfig("byte")
     assert [p.suffix for p in (corpus.folder.parent / ".preparing").iterdir()] == [".lock"]
 
 
+def large_texts(tmp_path: Path, n: int = 30, words: int = 2000) -> DataConfig:
+    """A folder of texts, with a line in every one that no other has."""
+    rng = np.random.default_rng()
+    (tmp_path / "texts").mkdir(exist_ok=True)
+    for i in range(n):
+        text = " ".join(f"w{word}" for word in rng.integers(0, 5000, words))
+        (tmp_path / "texts" / f"{i:02}.txt").write_text(f"{i} {text}\n")
+    return DataConfig("text", path=str(tmp_path / "texts"))
+
+
+def ids_and_counts(corpus) -> tuple:
+    files = {path.name: path.read_bytes() for path in corpus.folder.glob("*.bin")}
+    return files, corpus.meta["splits"], corpus.meta["skipped"]
+
+
+# Kills itself once it has made sure of its work `argv[3]` times.
+KILLED = """
+import os, signal, sys
+import gpt.draft, gpt.encode, gpt.prepare
+from gpt.prepare import *
+gpt.encode.TASK, gpt.prepare.SAVE = 3000, -1
+save, left = gpt.draft.Draft.save, [int(sys.argv[3])]
+
+def counted(draft):
+    save(draft)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+gpt.draft.Draft.save = counted
+prepare(DataConfig("text", path=sys.argv[1] + "/texts"), TokenizerConfig(sys.argv[2]), Path(sys.argv[1]) / "data")
+"""
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_a_killed_preparation_goes_on_where_it_was(tmp_path, tokenizer):
+    config, kind = large_texts(tmp_path), TokenizerConfig(tokenizer)
+    straight = prepare(config, kind, tmp_path / "straight", [].append)
+    rng = np.random.default_rng()
+    for saves in rng.integers(1, 12, 3):  # three times in a row
+        done = run_python(KILLED, tmp_path, tokenizer, saves)
+        assert done.returncode == -9, done.stderr
+    beside = next((tmp_path / "data/text/.preparing").glob("*/progress.json"))
+    reached = json.loads(beside.read_text())
+    for path in beside.parent.glob("*.bin"):  # what came after the last save is not relied on
+        with open(path, "ab") as file:
+            file.write(b"torn")
+    read, said = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        real = gpt.documents.read_blocks
+        patch.setattr(text_package, "read_blocks", lambda path, *more: read.append(path.name) or real(path, *more))
+        corpus = prepare(config, kind, tmp_path / "data", said.append)
+    assert ids_and_counts(corpus) == ids_and_counts(straight) and not beside.exists()
+    done = sum(split["tokens"] for split in reached["splits"].values())
+    assert 0 < done < size(corpus) and any(f"going on behind {done:,} tokens" in line for line in said)
+    assert len(read) == 30 - reached["place"][0]  # documents that are done are not read again
+
+
+def test_progress_of_another_text_or_torn_is_not_gone_on_with(tmp_path):
+    config = large_texts(tmp_path)
+    assert run_python(KILLED, tmp_path, "byte", 4).returncode == -9
+    beside = next((tmp_path / "data/text/.preparing").glob("*/progress.json"))
+    saved = beside.read_text()
+    for spoiled in (
+        saved[:-5],
+        "{}",
+        "[]",
+        saved.replace('"tokens": ', '"tokens": 9'),
+        saved.replace('"of": "', '"of": "0'),
+    ):
+        assert spoiled != saved
+        beside.parent.mkdir(exist_ok=True)
+        beside.write_text(spoiled)
+        said = []
+        corpus = prepare(config, BYTE, tmp_path / "data", said.append)
+        assert len(said) == 1 and size(corpus) == sum(p.stat().st_size + 1 for p in (tmp_path / "texts").iterdir())
+        shutil.rmtree(corpus.folder)
+
+
+def test_the_same_bytes_whatever_the_number_of_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpt.encode, "TASK", 5000)
+    monkeypatch.setattr(gpt.encode, "ALONE", 1)
+    config, kind = large_texts(tmp_path, 12, 4000), TokenizerConfig("bpe", vocab_size=300)
+    corpora = [prepare(config, kind, tmp_path / str(n), [].append, workers=n) for n in (1, 2, 3)]
+    assert ids_and_counts(corpora[0]) == ids_and_counts(corpora[1]) == ids_and_counts(corpora[2])
+    assert len({corpus.folder.name for corpus in corpora}) == 1
+
+
+def test_a_full_disk_is_named_and_gone_on_from(tmp_path):
+    pytest.importorskip("resource", reason="file sizes cannot be limited on this system")
+    config = large_texts(tmp_path)
+    code = KILLED.replace("left = [", "left = [10**9 + ").replace(
+        "gpt.draft.Draft.save = counted",
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))",
+    )  # every file ends at 150,000 bytes
+    done = run_python(code, tmp_path, "byte", 0)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "cannot be prepared (File too large); make room or rights there, and give the same command again" in last
+    assert not list((tmp_path / "data/text").glob("*/meta.json"))
+    said = []
+    corpus = prepare(config, BYTE, tmp_path / "data", said.append)
+    assert "going on behind" in said[-1]
+    assert size(corpus) == sum(p.stat().st_size + 1 for p in (tmp_path / "texts").iterdir())
+
+
+@pytest.mark.parametrize("change", ["grown", "removed", "added"])
+def test_a_folder_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    config = large_texts(tmp_path, 6)
+    other = tmp_path / "texts" / {"grown": "00.txt", "removed": "05.txt", "added": "99.txt"}[change]
+    real = gpt.prepare.encode_all
+
+    def act(*arguments):
+        for n, found in enumerate(real(*arguments)):
+            if n == 0:
+                other.unlink() if change == "removed" else other.write_text("something new")
+            yield found
+
+    monkeypatch.setattr(gpt.encode, "TASK", 1000)
+    monkeypatch.setattr(gpt.prepare, "encode_all", act)
+    words = "05.txt: cannot be read .No such file" if change == "removed" else "changed while it was read"
+    with pytest.raises(DataError, match=words):
+        prepare(config, BYTE, tmp_path / "data", [].append)
+    assert [p for p in (tmp_path / "data").rglob("*") if p.is_file() and p.suffix != ".lock"] == []
+    monkeypatch.setattr(gpt.prepare, "encode_all", real)
+    assert size(prepare(config, BYTE, tmp_path / "data", [].append)) > 0
+
+
+def test_a_limit_of_tokens_is_exact(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpt.encode, "TASK", 700)
+    config = large_texts(tmp_path, 10, 100)
+    whole = prepare(config, BYTE, tmp_path / "data", [].append)
+    for limit in (size(whole) - 200, size(whole) - 1, size(whole), size(whole) + 5):
+        part = prepare(replace(config, max_tokens=limit), BYTE, tmp_path / "data", [].append)
+        assert size(part) == min(limit, size(whole)) and f"-tokens{limit}-" in part.folder.name
+        for split in ("train", "val", "test"):
+            ids = getattr(part, split)[:]
+            assert np.array_equal(ids, getattr(whole, split)[: len(ids)])  # the beginning of what there is
+            assert part.meta["splits"][split]["bytes"] == len(part.tokenizer.decode_bytes(ids))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfbegins with a byte-order mark",
+        b"line ends\r\nof\rall\x0bkinds\x0c\xc2\x85\xe2\x80\xa8\n\n\r",
+        b"NUL \0\0 bytes",
+        b"a" * 10**6,
+        b" " * 10**6 + b"\n" * 10**5,
+        "\U0001f469\u200d\U0001f4bb é e\u0301".encode() * 9,
+    ],
+)
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_hostile_texts_come_back_byte_for_byte(tmp_path, content, tokenizer):
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    kind = TokenizerConfig(tokenizer, vocab_size=260 if tokenizer == "bpe" else None)
+    corpus = prepare(DataConfig("text", path=str(path)), kind, tmp_path / "data", [].append)
+    splits = (corpus.train, corpus.test, corpus.val)
+    assert b"".join(corpus.tokenizer.decode_bytes(split[:]) for split in splits) == content
+    assert sum(corpus.meta["splits"][split]["bytes"] for split in ("train", "val", "test")) == len(content)
+
+
+def test_utf_16_is_named_with_the_way_to_convert_it(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes("Windows".encode("utf-16"))
+    with pytest.raises(DataError, match="text.txt: byte 0 .0xff. is not UTF-8; allowed: .* iconv -f utf-16 -t utf-8"):
+        prepare(DataConfig("text", path=str(path)), BYTE, tmp_path / "data", [].append)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_few_documents_are_enough(tmp_path, n):
+    corpus = text_corpus(tmp_path, {f"{i}.txt": f"document {i}" for i in range(n)})
+    found = [corpus.meta["splits"][split]["documents"] for split in ("train", "val", "test")]
+    assert sum(found) == n and found[0] >= 1 and found[1] >= 1 and found[2] == (1 if n > 2 else 0)
+
+
 def test_processes_that_prepare_the_same_wait_for_each_other(tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(30):
@@ -216,7 +397,7 @@ print(peak() - before)
 def test_configurations_compose(overrides, name, tokenizer):
     config = compose("train", overrides)
     assert (config["data"]["name"], config["tokenizer"]["name"]) == (name, tokenizer)
-    assert set(config["data"]) >= {"name", "path", "val_fraction", "test_fraction", "max_tokens", "packing"}
+    assert set(config["data"]) >= {"name", "val_fraction", "test_fraction", "max_tokens", "packing"}
     fractions = config["data"]["val_fraction"], config["data"]["test_fraction"]
     assert fractions == (0.1, 0.0 if name == "shakespeare_char" else 0.05)
 

@@ -60,7 +60,7 @@ def test_command(command):
         load_evaluation(compose("eval", arguments))
     elif script == "scripts/sample.py":
         parse(SampleConfig, arguments)
-    elif script == "data/prepare.py":
+    elif script in ("data/prepare.py", "data/inspect.py"):
         compose("train", arguments)
     elif script in ("scripts/schemes.py", "scripts/bench_schemes.py"):
         asked(AskedCosts if script.endswith("/schemes.py") else AskedBench, arguments)
