@@ -30,6 +30,7 @@ KEY = (
     "step",
     "checkpoint_sha256",
     "data_sha256",
+    "documents",
     "eval_length",
     "protocol",
     "stride",
@@ -44,8 +45,8 @@ KEY = (
 )
 # What the fields of a row are, where they are not null; any other is a text, a number, true or false.
 TEXTS = (
-    "run position protocol scaling scaling_parameters overflow ids documents data data_sha256 train_sha256 tokenizer "
-    "checkpoint checkpoint_sha256 dtype status reason measured"
+    "run position protocol scaling scaling_parameters overflow ids documents split data data_sha256 train_sha256 "
+    "tokenizer checkpoint checkpoint_sha256 dtype status reason measured"
 ).split()
 LENGTHS = "train_length eval_length factor stride block_length n_blocks".split()
 COUNTS = "seed step tokens n_dropped n_targets n_bytes parameters position_parameters".split()
@@ -215,6 +216,10 @@ def asked(row: dict) -> str:
         found.append(f"position.overflow={row['overflow']}")
     if row.get("ids") == "random":
         found.append("position.ids=random")
+    if row.get("documents") == "within":
+        found.append("eval.documents=within")
+    if row.get("split") == "test":
+        found.append("eval.split=test")
     return " ".join(found)
 
 

@@ -166,10 +166,15 @@ class TrainConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class EvalConfig:
-    """The length protocol: how many targets, and the stride of the sliding window (null: half the training length)."""
+    """The length protocol: how many targets, and the stride of the sliding window (null: half the training length).
+
+    `documents` is concat (one text, documents one after the other) or within (windows that lie inside one document).
+    """
 
     tokens: Count = 131072
     stride: Count | None = None
+    documents: Literal["concat", "within"] = "concat"
+    split: Literal["val", "test"] = "val"  # the test split is for the end: whoever looks at it often trains on it
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -210,6 +215,8 @@ class AskedPosition:
 class AskedEval:
     tokens: Count | None = None
     stride: Count | None = None
+    documents: Literal["concat", "within"] | None = None
+    split: Literal["val", "test"] | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

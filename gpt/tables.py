@@ -210,7 +210,9 @@ def left_out(run: Record, reason: str) -> str:
 def conditions_line(comparison: Comparison) -> str:
     c = comparison.condition
     sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 else ""
+    inside = ", each within one document" if c.documents == "within" else ""
+    data = f"{c.data} (test split)" if c.split == "test" else c.data
     return (
-        f"data {c.data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
-        f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}"
+        f"data {data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
+        f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}{inside}"
     )
