@@ -183,7 +183,7 @@ def _open_files(
         else:
             _check_starts(folder / stem, tokens, last)
         for path in paths:
-            _remember(path, said[path.name]["sha256"])
+            remember(path, said[path.name]["sha256"])
     return tokens
 
 
@@ -206,7 +206,8 @@ def _verified(path: Path, expected: str) -> bool:
     return False
 
 
-def _remember(path: Path, sha256: str) -> None:
+def remember(path: Path, sha256: str) -> None:
+    """That a large file was read and found good, so that it is not read again at the next opening."""
     if path.stat().st_size > LARGE:
         try:
             write_atomic(_sidecar(path), json.dumps({"verified": _mark(path, sha256)}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.corpus import FORMAT, SPLITS, seal, whole
+from gpt.corpus import FORMAT, SPLITS, remember, seal, whole
 from gpt.documents import Source
 from gpt.encode import Part, Place
 from gpt.errors import DataError
@@ -121,6 +121,8 @@ class Draft:
         for split in SPLITS:
             found, splits[split]["sha256"] = self.ids[split].finish()
             files |= found | self.starts[split].finish()[0]
+        for name, said in files.items():
+            remember(self.folder / name, said["sha256"])  # its ids were checked as they were written
         meta = {"format": FORMAT, **facts, "skipped": dict(self.skipped), "tokenizer": self.kind.state()}
         meta |= {"tokenizer_sha256": self.kind.sha256, "splits": splits, "files": files}
         write_atomic(self.folder / "meta.json", seal(meta))

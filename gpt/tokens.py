@@ -196,7 +196,7 @@ def check_ids(place: object, ids, vocab_size: int, start: int = 0) -> None:
     """Raises DataError with the index where an id is outside of 0 .. vocab_size - 1. `ids`: an array or Tokens."""
     for at in range(0, len(ids), BLOCK):
         block = ids[at : at + BLOCK]
-        if block.max() >= vocab_size or block.min() < 0:
+        if block.max() >= vocab_size or (block.dtype.kind != "u" and block.min() < 0):
             wrong = int(np.argmax((block >= vocab_size) | (block < 0)))
             raise DataError(
                 f"{place}: token id {int(block[wrong]):,} at index {start + at + wrong:,}, "

@@ -65,7 +65,7 @@ def test_command(command):
     elif script in ("scripts/schemes.py", "scripts/bench_schemes.py"):
         asked(AskedCosts if script.endswith("/schemes.py") else AskedBench, arguments)
     else:
-        assert script in ("scripts/compare.py", "scripts/bench_nanogpt.py") and arguments
+        assert script in ("scripts/compare.py", "scripts/bench_nanogpt.py", "scripts/bench_data.py") and arguments
 
 
 def test_the_tree_is_the_tree():
