@@ -156,7 +156,8 @@ def test_documents_can_be_read_from_any_number_on(tmp_path, kind):
     everything = listed(0)
     assert len(everything) > 1 and listed(0) == everything
     starts = range(len(everything) + 2)
-    for start in starts if "hf" not in kind else (1, 9, 29, len(everything) - 1, len(everything) + 1):
+    slow = "hf" in kind or kind == "wikitext"  # `datasets` opens the files anew each time
+    for start in (1, len(everything) - 1) if slow else starts:
         assert listed(start) == everything[start:], start
 
 
