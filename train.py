@@ -71,9 +71,10 @@ def main(values: dict, overrides: list[str]) -> int:
             run.resume_at(step)
         elif config.init_from:
             start = checkpoint.resolve(Path(config.init_from))
-            fresh = begin_with(model, start, corpus.tokenizer)
-            run.note(init_from={"checkpoint": str(start.path), "sha256": start.sha256, "fresh": fresh})
-            run.say(f"{run.folder}: begins with {start.path}" + (f", but for {', '.join(fresh)}" if fresh else ""))
+            taken = begin_with(model, start, corpus.tokenizer)
+            run.note(init_from={"checkpoint": str(start.path), "sha256": start.sha256, **taken})
+            changed = "".join(f"; {word}: {', '.join(names)}" for word, names in taken.items() if names)
+            run.say(f"{run.folder}: begins with {start.path}{changed}")
         if rt.main:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)

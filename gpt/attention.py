@@ -46,7 +46,7 @@ class Shared:
     k_pos: Tensor  # (Tk,) int64
     masks: dict[Kind, Tensor | None]
     kernel: str
-    sharpness: Tensor | None = None  # (Tq, 1): what log_scale multiplies the scores of full layers with
+    sharpness: Tensor | None = None  # (Tq, 1): what log_scale multiplies products with queries by, in full layers
     seen: dict[Kind, Tensor] = field(default_factory=dict)  # (Tq, Tk) bool: where a query may look
     rounded: dict = field(default_factory=dict)  # masks in the type of the queries
 
@@ -114,14 +114,16 @@ def attend(
     """softmax(scale q k^T + bias, masked) v: q (B, H, Tq, d), k and v (B, H, Tk, d) -> (B, H, Tq, d)."""
     position = shared.position if kind.positioned else None
     scale = position.score_scale if position else v.shape[-1] ** -0.5
-    if shared.sharpness is not None and not kind.windowed:
-        q = q * shared.sharpness.to(q.dtype)
+    explicit = position is not None and position.explicit()
+    sharpness = None if kind.windowed else shared.sharpness
+    if sharpness is not None and not explicit:
+        q = q * sharpness.to(q.dtype)
     if shared.kernel == "flex":
         return attend_flex(q, k, v, shared, kind, scale)
     mask = shared.masks[kind]
     # on a CPU the kernel would take the bias in low precision too; there the definition keeps it exact
     rounds = mask is not None and q.is_cpu and q.dtype != torch.float32
-    if shared.kernel == "reference" or rounds or (position and position.explicit()):
+    if shared.kernel == "reference" or rounds or explicit:
         return attend_explicit(q, k, v, shared, kind, layer, scale, dropout)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1, scale=scale)
@@ -188,11 +190,14 @@ def attend_explicit(
     given, exact = v.dtype, torch.promote_types(q.dtype, torch.float32)
     ctx = shared.ctx
     hooks = shared.position if kind.positioned and shared.position.explicit() else None
+    sharpness = shared.sharpness if hooks and not kind.windowed else None
     with exactly(q.device):
         q, k, v = q.to(exact), k.to(exact), v.to(exact)
         scores = q @ k.transpose(-2, -1) * scale  # (B, H, Tq, Tk)
         if hooks:
             scores = hooks.scores(scores, q, k, shared.seen[kind], ctx, layer)
+        if sharpness is not None:  # of what content and position score together; else queries carry it already
+            scores = scores * sharpness
         weights = F.dropout(torch.softmax(scores + shared.masks[kind], dim=-1), dropout, training=dropout > 0)
         y = weights @ v
         if hooks:

@@ -17,6 +17,7 @@ from gpt.results import (
     differing,
     find_runs,
     get,
+    in_short,
     is_number,
     label_runs,
     ok,
@@ -92,7 +93,7 @@ class Line:
     label: str
     base: str  # the label without the way of reading
     scheme: str
-    way: tuple[str, ...]  # how the checkpoints are read otherwise than they were trained
+    way: dict[str, str]  # how the checkpoints are read otherwise than they were trained, see results.reading
     runs: dict  # seed -> Record
     rows: dict  # (protocol, factor) -> {seed: row}
 
@@ -293,11 +294,13 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
     for run, row in rows:
         if row["protocol"] == SLIDING and row.get("stride") != stride:
             continue
-        line = (results.labels[run.folder], reading(row))
+        line = (results.labels[run.folder], tuple(reading(row).items()))
         owners.setdefault(line, {})[run.seed] = run
         cell = table.setdefault(line, {}).setdefault((row["protocol"], row["factor"]), {})
         cell[run.seed] = row  # a later row of the same measurement replaces an earlier one
-    for (base, *_), cells in table.items():  # up to the training length, what is for longer inputs changes nothing
+    for (base, way), cells in table.items():  # up to the training length, what is for longer inputs changes nothing
+        if not {key for key, _ in way} <= {"position.overflow"} and not follows(way):
+            continue
         for cell, by_seed in table.get((base, ()), {}).items():
             supported = {seed: row for seed, row in by_seed.items() if ok(row)}
             _, factor = cell
@@ -308,10 +311,10 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
     for (base, way), cells in table.items():
         if way and not any(ok(row) for by_seed in cells.values() for row in by_seed.values()):
             continue  # such as a rescaling asked of all runs, for a scheme that does not rotate
-        label = f"{base} ({' '.join(shown[way])})" if way else base
+        label = f"{base} ({in_short(shown[way])})" if way else base
         runs = owners[base, way]
         scheme = next(iter(runs.values())).scheme
-        lines.append(Line(label, base, scheme, way, runs, cells))
+        lines.append(Line(label, base, scheme, dict(way), runs, cells))
     drop_other_targets(lines, results)
     results.used |= {id(row) for line in lines for by_seed in line.rows.values() for row in by_seed.values()}
 
@@ -324,12 +327,18 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
     return Comparison(key, tuple(sorted(lines, key=place)), factors, sliding, stride)
 
 
-def telling(ways: list[tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
-    """Of each way of reading the words that tell it from the others of its kind."""
+def follows(way: tuple) -> bool:
+    """Whether this is a rescaling alone, stretched as far as the evaluation goes: at the training length it is none."""
+    keys = {key for key, _ in way}
+    return "scaling" in keys and not keys & {"rescaling.factor", "position.base", "position.ids"}
+
+
+def telling(ways: list[tuple]) -> dict[tuple, dict[str, str]]:
+    """Of each way of reading what tells it from the others of its kind."""
     found = {}
     for way in set(ways) - {()}:
-        alike = [set(other) for other in ways if other and other[0] == way[0]]
-        found[way] = [way[0], *(word for word in way[1:] if not all(word in other for other in alike))]
+        alike = [other for other in ways if other and other[0] == way[0]]
+        found[way] = dict([way[0], *(item for item in way[1:] if not all(item in other for other in alike))])
     return found
 
 

@@ -134,7 +134,8 @@ def measure(
             "protocol": protocol,
             "stride": stride if protocol == "sliding" else None,
             "scaling": kind,
-            "scaling_parameters": describe(scaling) or None,
+            "scaling_factor": None if kind == "none" else scaling.factor,
+            "scaling_parameters": parameters(scaling, config.fixed_factor),
             "rope_base": base,
             "overflow": policy(model, factor * L),
             "block_length": blocks.length if factor in factors else None,
@@ -142,7 +143,8 @@ def measure(
             "n_dropped": blocks.dropped if factor in factors else None,
         }
         if identity(row) not in known:
-            plain = known.get(identity(row | {"scaling": "none", "scaling_parameters": None}))
+            unscaled = row | {"scaling": "none", "scaling_factor": None, "scaling_parameters": None}
+            plain = known.get(identity(unscaled))
             if plain and model.position.rescalable and not scaling.changes(L, factor * L):
                 row |= {name: plain[name] for name in (*NUMBERS, "status", "reason")}
             else:
@@ -165,6 +167,12 @@ def read_as(model: GPT, asked: AskedPosition) -> None:
         position.config = replace(position.config, overflow=asked.overflow)
     if asked.ids is not None and position.config.randomized is not None:
         position.config = replace(position.config, ids=asked.ids)
+
+
+def parameters(scaling: ScalingConfig, fixed: bool) -> str | None:
+    """What the rule reads, as text; its factor only where it was fixed and does not follow the evaluation's."""
+    words = [word for word in describe(scaling).split() if fixed or not word.startswith("factor=")]
+    return " ".join(words) or None
 
 
 def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, runtime: Runtime) -> dict:

@@ -125,14 +125,14 @@ class Mirror:
     def _log_rows(self, run, rows: list[dict]) -> None:
         import wandb
 
-        from gpt.results import reading  # which reads what this mirrors
+        from gpt.results import in_short, reading  # which reads what this mirrors
 
         columns = list(dict.fromkeys(k for row in rows for k, value in row.items() if not isinstance(value, list)))
         table = wandb.Table(columns=columns, data=[[row.get(key) for key in columns] for row in rows])
         # without a step: wandb counts on from the last one, where a number of our own could be one it has already
         run.log({"eval/rows": table})
         for row in (row for row in rows if row.get("status") == "ok"):
-            kind = "-".join([str(row.get("protocol")), *reading(row)])
+            kind = "-".join([str(row.get("protocol")), *in_short(reading(row)).split()])
             values = {key: row.get(key) for key in ("loss", "tail_loss", "perplexity", "bits_per_byte")}
             points = {f"eval/{kind}/{key}": value for key, value in values.items() if value is not None}
             run.log({"eval_length": row["eval_length"], **points})

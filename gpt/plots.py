@@ -35,7 +35,7 @@ STYLES = {
     "partial_rope": ("#0072B2", "<"),
     "p_rope": ("#0072B2", "*"),
     "trainable_rope": ("#0072B2", "d"),
-    "mla": ("#0072B2", "8"),
+    "decoupled_rope": ("#0072B2", "8"),
     "rope_nope": ("#7A68C8", "P"),
     "rope_nope_alternating": ("#7A68C8", "X"),
     "rope_window_nope": ("#7A68C8", "s"),
@@ -106,7 +106,7 @@ def styles(lines: list[Line] | tuple[Line, ...]) -> dict[str, Style]:
     for line in lines:
         if line.variant:
             base = found[line.base]
-            dashes = OVERFLOW.get(line.way[0]) or (4, 1.5, 1.5, 1.5)
+            dashes = OVERFLOW.get(line.way.get("position.overflow")) or (4, 1.5, 1.5, 1.5)
             found[line.label] = Style(base.color, base.marker, (0, dashes), hollow=True)
     return found
 

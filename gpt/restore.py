@@ -1,6 +1,7 @@
 """From a checkpoint back to the model, the configuration and the text it was trained on."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from gpt.errors import CheckpointError, ConfigError
 from gpt.model import GPT
 from gpt.position import SCHEMES
 from gpt.prepare import prepare
+from gpt.schema import PositionConfig, differences, plain
 from gpt.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -74,28 +76,43 @@ def compare_shapes(checkpoint: Checkpoint, weights: dict[str, Tensor], own: dict
             raise CheckpointError(f"{checkpoint.path}: {name} is {found}, this model has {wanted}")
 
 
-def begin_with(model: GPT, checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[str]:
-    """Weights of another run as the first ones of a new run; names of the parameters that stay as they were drawn.
+def begin_with(model: GPT, checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, list[str]]:
+    """Weights of another run as the first ones of a new run.
 
-    All but the position scheme's must be there, in the same shapes. Of the scheme's own, those of the same scheme are
-    taken over, in the same shapes; another scheme begins with its own. So a model trained with RoPE goes on without
-    positions (DroPE, https://arxiv.org/abs/2512.12167), with another base or with a rescaling.
-    Raises CheckpointError where shapes or the tokenizer differ.
+    All but the position scheme's must be there: the model must have the same sizes, but for its training length. The
+    scheme's own are taken over where it is the same one with the same parameters; what a rescaling or a policy past a
+    table's end changes is no matter. So a model trained with RoPE goes on without positions (DroPE,
+    https://arxiv.org/abs/2512.12167), with another base or with a rescaling.
+
+    Returns the names of the parameters that are `fresh`, as they were drawn, and of those that were `dropped`.
+    Raises CheckpointError where sizes or the tokenizer differ.
     """
-    theirs = checkpoint.state
-    if theirs["tokenizer_sha256"] != tokenizer.sha256:
+    theirs = load(checkpoint.state["config"])
+    if checkpoint.state["tokenizer_sha256"] != tokenizer.sha256:
         raise CheckpointError(
-            f"init_from: {checkpoint.path} was trained with tokenizer {theirs['tokenizer']['name']} "
-            f"({theirs['tokenizer_sha256'][:12]}), this run has {tokenizer.name} ({tokenizer.sha256[:12]})"
+            f"init_from: {checkpoint.path} was trained with tokenizer {theirs.tokenizer.name} "
+            f"({checkpoint.state['tokenizer_sha256'][:12]}), this run has {tokenizer.name} ({tokenizer.sha256[:12]})"
         )
-    same_scheme = SCHEMES.get(theirs["config"]["position"]["name"]) is type(model.position)
+    free = ("block_size", "dropout")
+    for key, (given, wanted) in differences(plain(theirs.model), plain(model.config)).items():
+        if key not in free:
+            raise CheckpointError(f"init_from: {checkpoint.path} has model.{key}={given}, this run has {wanted}")
     weights, own = checkpoint.model_state(), model.state_dict()
-    if not same_scheme:
-        weights = {name: value for name, value in weights.items() if not name.startswith("position.")}
-    fresh = [name for name in own if name.startswith("position.") and name not in weights]
-    compare_shapes(checkpoint, weights, {name: value for name, value in own.items() if name not in fresh})
-    model.load_state_dict(weights, strict=False)
-    return fresh
+    dropped = []
+    if parameters_of(theirs.position) != parameters_of(model.position.config):
+        dropped = [name for name in weights if name.startswith("position.")]
+    fresh = [name for name in own if name.startswith("position.") and (name in dropped or name not in weights)]
+    kept = {name: value for name, value in weights.items() if name not in dropped}
+    compare_shapes(checkpoint, kept, {name: value for name, value in own.items() if name not in fresh})
+    model.load_state_dict(kept, strict=False)
+    return {"fresh": fresh, "dropped": dropped}
+
+
+def parameters_of(position: PositionConfig) -> dict:
+    """What the weights of a scheme mean: its class and its own parameters."""
+    everyones = {f.name for f in fields(PositionConfig)}
+    own = {key: value for key, value in plain(position).items() if key not in (*everyones, "scaling", "overflow")}
+    return own | {"class": SCHEMES[position.name].__name__}
 
 
 def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Path("data"), log=print) -> Corpus:

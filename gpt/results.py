@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import statistics
 from collections import Counter
 from dataclasses import MISSING, dataclass, fields
@@ -35,6 +36,7 @@ KEY = (
     "protocol",
     "stride",
     "scaling",
+    "scaling_factor",
     "scaling_parameters",
     "rope_base",
     "overflow",
@@ -50,7 +52,8 @@ TEXTS = (
 ).split()
 LENGTHS = "train_length eval_length factor stride block_length n_blocks".split()
 COUNTS = "seed step tokens n_dropped n_targets n_bytes parameters position_parameters".split()
-MEASURES = "rope_base loss loss_se tail_loss tail_loss_se perplexity bits_per_byte tokens_per_second".split()
+MEASURES = "loss loss_se tail_loss tail_loss_se perplexity bits_per_byte tokens_per_second".split()
+MEASURES += ["scaling_factor", "rope_base"]
 CURVE = ("position_curve", "position_bins")
 LARGEST = 1e305  # sums of larger numbers would overflow
 
@@ -160,7 +163,7 @@ def sane_config(config: object) -> bool:
 
 def sane_status(status: dict) -> bool:
     """Whether status.json may be a run's: what is read of it is of the right kind."""
-    changes, given = status.get("changes") or [], status.get("overrides") or []
+    changes, given = ([] if status.get(key) is None else status[key] for key in ("changes", "overrides"))
     texts = [status.get(name) or "" for name in ("status", "updated", "device", "dtype")]
     lists = isinstance(changes, list) and isinstance(given, list)
     return bool(status) and lists and all(map(is_text, [*texts, *given])) and writable(status)
@@ -182,45 +185,31 @@ def identity(row: dict) -> tuple:
     return tuple(row.get(key) for key in KEY)
 
 
-def reading(row: dict) -> tuple[str, ...]:
-    """How a checkpoint was read otherwise than it was trained, in words: ("yarn", "alpha=1", ...), ("clamp",), ().
+def reading(row: dict) -> dict[str, str]:
+    """How a checkpoint was read otherwise than it was trained: {key of eval.py: value as one types it}.
 
-    A factor that follows the evaluation's is left out, so that all lengths of one rule read alike.
+    A factor of rescaling is among them where it was fixed; one that follows the evaluation's is the same way at all
+    lengths.
     """
-    found = []
+    found = {}
     if row.get("scaling") not in (None, "none"):
-        follows = "factor=1" if row["scaling"] == "dynamic" else f"factor={row['factor']:g}"
-        parameters = str(row.get("scaling_parameters") or "").split()
-        found += [row["scaling"], *(word for word in parameters if word != follows)]
-    if row.get("rope_base") is not None:
-        found.append(f"base={row['rope_base']:g}")
-    if row.get("overflow"):
-        found.append(row["overflow"])
-    if row.get("ids") == "random":
-        found.append("ids=random")
-    return tuple(found)
-
-
-def asked(row: dict) -> str:
-    """The words of eval.py that read a checkpoint as this row does."""
-    found = []
-    if row.get("scaling") not in (None, "none"):
-        found.append(f"'scaling=[{row['scaling']}]'")
-        for word in reading(row)[1:]:
+        found["scaling"] = f"[{row['scaling']}]"
+        for word in str(row.get("scaling_parameters") or "").split():
             key, _, value = word.partition("=")
-            if key != "base" and value and key != "ids":
-                found.append(f"'rescaling.{key}=[{value}]'" if "," in value else f"rescaling.{key}={value}")
+            found[f"rescaling.{key}"] = f"[{value}]" if "," in value else value
     if row.get("rope_base") is not None:
-        found.append(f"position.base={row['rope_base']:g}")
+        found["position.base"] = show(row["rope_base"])
     if row.get("overflow"):
-        found.append(f"position.overflow={row['overflow']}")
+        found["position.overflow"] = row["overflow"]
     if row.get("ids") == "random":
-        found.append("position.ids=random")
-    if row.get("documents") == "within":
-        found.append("eval.documents=within")
-    if row.get("split") == "test":
-        found.append("eval.split=test")
-    return " ".join(found)
+        found["position.ids"] = row["ids"]
+    return found
+
+
+def in_short(way: dict[str, str]) -> str:
+    """A way of reading in short: yarn alpha=1, base=500000, clamp."""
+    bare = ("scaling", "position.overflow")
+    return " ".join(v.strip("[]") if k in bare else f"{k.rsplit('.', 1)[-1]}={v}" for k, v in way.items())
 
 
 # ---- reading
@@ -307,10 +296,16 @@ def setting(config: dict) -> dict:
         if field.default is not MISSING
     }
     defaults["init_from"] = None
+    config = config | {"init_from": seedless(config.get("init_from"))}
     flat = {
         key: value for key, value in (defaults | flatten(config)).items() if not key.startswith(("wandb.", "eval."))
     }
     return {key: value for key, value in flat.items() if key not in ("seed", "name", "sweep", *QUIET)}
+
+
+def seedless(folder: object) -> object:
+    """The run that another began with, without its seed: the seeds of a line begin with different seeds of another."""
+    return re.sub(r"-s\d+(?=[-/]|$)", "", folder) if isinstance(folder, str) else folder
 
 
 def differing(flats: list[dict]) -> list[str]:

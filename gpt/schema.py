@@ -56,7 +56,7 @@ class PositionConfig:
     layers: Annotated[str, Field(pattern="^[PN]+$")] = "P"  # tiled over layers: P = with position, N = without
     window: Count | None = None  # tokens that a query sees in a windowed layer, itself included; null: all
     window_layers: Annotated[str, Field(pattern="^[WF]+$")] = "W"  # tiled over layers: W = windowed, F = full
-    log_scale: bool = False  # scores of full layers grow with the logarithm of the context past L
+    log_scale: bool = False  # products with queries, in full layers, grow with the logarithm of the context past L
     # training draws ids from so many training lengths; null: ids are 0, 1, 2, ...
     randomized: Annotated[int, Field(ge=2, le=4096)] | None = None
     ids: Literal["spaced", "random"] = "spaced"  # where randomized ids lie at evaluation
@@ -75,6 +75,10 @@ class PositionConfig:
                 raise ConfigError(f"position.{key}", pattern, f"at most model.n_layer={model.n_layer} letters")
         if self.randomized is None and self.ids != "spaced":
             raise ConfigError("position.ids", self.ids, "spaced where position.randomized is null")
+
+    def trained_ids(self, model: ModelConfig) -> int:
+        """How many ids occur in training, from 0 on."""
+        return (self.randomized or 1) * model.block_size
 
     def positioned(self, layer: int) -> bool:
         """Whether the scheme acts in this layer."""

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Line, Mean, Results, average, paired
-from gpt.results import Record, is_number, ok, reading
+from gpt.results import Record, in_short, is_number, ok, reading
 
 BEST, TIE = "best", "tie"
 
@@ -175,8 +175,8 @@ def evaluation_table(rows: Iterable[dict]) -> Table:
     """What eval.py prints: rows of eval.jsonl, one line for each run and way of reading it."""
     lines, columns, reasons = {}, {}, {}
     for row in rows:
-        ways = reading(row)
-        name = f"{row.get('run') or row.get('position')}" + (f" ({' '.join(ways)})" if ways else "")
+        way = in_short(reading(row))
+        name = f"{row.get('run') or row.get('position')}" + (f" ({way})" if way else "")
         column = (row["protocol"] == SLIDING, row.get("stride") or 0, row["factor"], row.get("eval_length"))
         columns[column] = None
         if ok(row):

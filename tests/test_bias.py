@@ -380,6 +380,20 @@ def test_fire_normalises_by_the_querys_own_position(fresh):
     torch.testing.assert_close(bias(400, 0), bias(200, 0), atol=1e-5, rtol=1e-5)
 
 
+def test_fire_at_a_quarter_of_the_training_length_sees_nothing_new():
+    """The paper's ratio (512 at 2,048). At 4 L the network's inputs stay within those of the training; at a threshold
+    that no query passes they leave them, since nothing is squeezed."""
+    L = 64
+    for threshold, within in ((16.0, True), (512.0, False)):
+        position = scheme("fire", threshold=threshold)
+        with torch.no_grad():
+            position.hidden_weight.fill_(1)  # so that the hidden layer is its input
+            position.hidden_bias.zero_()
+            trained, found = (position.hidden(torch.arange(n).view(-1, 1), torch.arange(n))[0] for n in (L, 4 * L))
+        assert trained.min() == found.min() == 0 and found.max() <= 1
+        assert (found.max() <= trained.max() + 1e-5) == within  # the normaliser has an epsilon
+
+
 @pytest.mark.parametrize("multiplier, c", [(0.0, 0.1), (1.0, 0.0), (0.0, 0.0)])
 def test_fire_is_finite_at_the_first_position(multiplier, c, fresh):
     """Whatever training does to the threshold and c, at i = 0 too: values and gradients."""

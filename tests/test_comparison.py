@@ -116,6 +116,31 @@ def test_an_overflow_policy_is_its_own_line_and_shares_the_start(tmp_path):
     assert "position.overflow=clamp" in text  # among the commands
 
 
+@pytest.mark.parametrize(
+    "way, name",
+    [
+        ({"rope_base": 500000.0}, "base=500000"),
+        ({"ids": "random"}, "ids=random"),
+        ({"scaling": "ntk", "scaling_factor": 8.0, "scaling_parameters": "factor=8"}, "ntk"),
+    ],
+)
+def test_what_changes_the_start_too_does_not_share_it(tmp_path, way, name):
+    rows = [row("rope", 0, f, loss) for f, loss in ((1, 1.0), (2, 2.0), (4, 3.0))]
+    write_run(tmp_path / "a", config("rope", 0), [*rows, row("rope", 0, 4, 1.5, **way)])
+    other = line(only(tmp_path), f"rope ({name})")
+    assert [other.mean("disjoint", f) and other.mean("disjoint", f).mean for f in (1, 2, 4)] == [None, None, 1.5]
+
+
+def test_seeds_of_a_run_that_began_with_seeds_of_another_are_one_line(tmp_path):
+    for seed in range(3):
+        begun = config("nope", seed) | {"init_from": f"runs/pos/rope-s{seed}/checkpoints/step-002000"}
+        write_run(tmp_path / f"d{seed}", begun, [row("nope", seed, 1, 1.0 + seed)])
+        write_run(tmp_path / f"n{seed}", config("nope", seed), [row("nope", seed, 1, 2.0 + seed)])
+    found = only(tmp_path)
+    begun = "nope init_from=runs/pos/rope/checkpoints/step-002000"
+    assert {one.label: one.seeds for one in found.lines} == {begun: [0, 1, 2], "nope init_from=null": [0, 1, 2]}
+
+
 @pytest.mark.parametrize("way", [{"scaling": "ntk"}, {"overflow": "clamp"}])
 def test_a_way_to_read_on_has_no_value_where_it_was_not_measured(tmp_path, way):
     """Up to the training length it changes nothing, so the plain value stands for it; beyond, nothing does."""

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from gpt.attention import Kind, attend, prepare
 from gpt.cache import Cache
@@ -11,9 +12,10 @@ from gpt.errors import ConfigError, LengthError
 from gpt.position import SCHEMES, Position
 from gpt.position.base import sample
 from gpt.schema import ModelConfig, PositionConfig
-from tests.helpers import SMALL, excite, ids, make
+from tests.helpers import SMALL, as_written, excite, ids, make
 
 L = SMALL.block_size
+ONE = ModelConfig(n_layer=1, n_head=4, n_embd=32, block_size=16)
 FOUR = ModelConfig(n_layer=4, n_head=4, n_embd=32, block_size=16)
 
 
@@ -90,6 +92,31 @@ def test_log_scale_leaves_the_training_length_alone_and_sharpens_beyond(fresh):
         for scaled in (False, True)
     ]
     assert torch.equal(*(attend(q, k, v, one, windowed) for one in shared))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_log_scale_is_the_same_for_every_scheme(name, fresh):
+    """What a query scores against keys, be it content, distance or both, is stretched; a bias of positions is not.
+
+    Read off the weights: their logarithms, without the bias, are the scores but for a constant of the row.
+    """
+    T, t = 4 * L, 3 * L
+    found = {}
+    for scaled in (False, True):
+        options = {"overflow": "clamp"} if hasattr(SCHEMES[name].Config, "overflow") else {}
+        options |= {"values": False} if name == "shaw" else {}  # so that the output is the weights
+        options |= {"log_scale": scaled, "layers": "P", "window": None, "window_layers": "W"}
+        scheme = excite(make(name, **options), torch.Generator().manual_seed(1), std=0.1).position.double()
+        pos = scheme.positions(0, T, torch.device("cpu"))
+        shared = prepare(scheme, pos, pos)
+        shared.masks = {kind: mask if mask is None else mask.double() for kind, mask in shared.masks.items()}
+        q, k = (torch.randn(1, 4, T, 8, generator=fresh.manual_seed(2), dtype=torch.float64) for _ in range(2))
+        q, k = scheme.rotate(q, k, shared.ctx, 0)
+        weights = attend(q, k, torch.eye(T, dtype=torch.float64).expand(1, 4, T, T), shared)[0, :, t - 1, :t]
+        bias = 0 if not scheme.biased() else scheme.dense(pos, pos)[:, t - 1, :t].double()
+        scores = weights.log() - bias
+        found[scaled] = scores - scores[..., :1]
+    torch.testing.assert_close(found[True], found[False] * (math.log(t) / math.log(L)), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["nope", "alibi"])
@@ -174,6 +201,31 @@ def test_the_hooks_of_scores_and_weights(fresh):
     unpositioned = Kind(positioned=False)
     plain = attend(q, k, v, prepare(scheme, pos, pos, kinds=[unpositioned]), unpositioned)
     torch.testing.assert_close(plain, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+# the compiler
+
+COMPILED = [
+    *((name, {}) for name in SCHEMES),
+    *((name, {"overflow": "clamp"}) for name in ("learned", "concat", "tupe")),
+    *((name, {"randomized": 4}) for name in ("nope", "learned", "binary", "rope", "xpos", "alibi", "fire", "tupe")),
+    *((name, {"randomized": 4}) for name in ("shaw", "transformer_xl")),
+]
+
+
+@pytest.mark.parametrize("name, options", COMPILED)
+def test_the_compiler_takes_the_whole_model(name, options, fresh):
+    """The eager forward in one graph without a break, which serves the next step's ids too."""
+    model = excite(make(name, FOUR if len(as_written(name).get("layers", "P")) > 1 else ONE, **options), fresh)
+    torch.compiler.reset()
+    graphs = CompileCounter()
+    compiled = torch.compile(model.train(), backend=graphs)
+    x = ids((2, L), fresh)
+    for step in range(2):
+        model.position.redraw(f"0/{step}")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, x), model(x, x), atol=1e-4, rtol=1e-4)
+    assert graphs.frame_count == 1
 
 
 # what may be asked for

@@ -56,7 +56,7 @@ def table(m: ModelConfig, T: int) -> dict:
         "p_rope": ("rotation", FUSED, 0, 0, 0, None),
         "trainable_rope": ("rotation", FUSED, d // 2, 0, 0, None),
         "xpos": ("rotation", FUSED, 0, 0, 0, None),
-        "mla": ("rotation", FUSED, 0, 0, 0, None),
+        "decoupled_rope": ("rotation", FUSED, 0, 0, 0, None),
         # queries and keys are d wider: (1, d) and (d, T) more in each head of each layer
         "pope": ("rotation", FUSED, N * H * d, N * H * 2 * d * T, 0, None),
         "rope_nope": ("rotation in PPPN", FUSED, 0, 0, 0, None),
@@ -69,8 +69,8 @@ def table(m: ModelConfig, T: int) -> dict:
         "kerple_power": ("bias", MASKED, 2 * H, 0, bias, None),
         # codes of width 128: (T, 128) and (128, T)
         "sandwich": ("bias", MASKED, 0, 2 * 128 * T, bias, None),
-        # 1-32-H with biases, c and the threshold's multiplier; from the hidden layer to the heads for each pair
-        "fire": ("bias", MASKED, (32 + 32) + (32 * H + H) + 2, 2 * 32 * H * T, bias, None),
+        # 1-32-H with biases, c and the threshold's multiplier; into the hidden layer and on to the heads for each pair
+        "fire": ("bias", MASKED, (32 + 32) + (32 * H + H) + 2, 2 * 32 * (1 + H) * T, bias, None),
         "t5": ("bias", MASKED, 32 * H, 0, bias, None),
         # table, norm, two projections, 32 buckets; positions are projected twice and multiplied, once for all layers
         "tupe": ("bias", MASKED, L * D + norm + 2 * D * D + 32 * H, 2 * 2 * D * D + H * 2 * d * T, bias, L),

@@ -371,8 +371,10 @@ def test_every_rescaling_in_one_command(capsys, monkeypatch):
         assert len(curves - {"None"}) == (1 if factor == 1 else 7)
         assert found["dynamic", protocol, factor]["loss"] == found["ntk", protocol, factor]["loss"]
     parameters = {kind: found[kind, "disjoint", 4]["scaling_parameters"] for kind in KINDS}
-    assert parameters["none"] is None and parameters["ntk"] == "factor=4" and parameters["dynamic"] == "factor=1"
-    assert parameters["yarn"] == "factor=4 alpha=1 beta=4 ramp=index temperature=0.1"
+    assert parameters["none"] is parameters["ntk"] is parameters["dynamic"] is None
+    assert parameters["yarn"] == "alpha=1 beta=4 ramp=index temperature=0.1"
+    factors = {kind: [found[kind, "disjoint", factor]["scaling_factor"] for factor in (1, 2, 4)] for kind in KINDS}
+    assert factors == {kind: [1, 2, 4] for kind in KINDS} | {"none": [None] * 3, "dynamic": [1] * 3}
     out = table(capsys)
     assert "rope (yarn alpha=1 beta=4 ramp=index temperature=0.1)" in out and "unsupported" not in out
     monkeypatch.setattr(gpt.measure, "disjoint", never)
@@ -385,7 +387,7 @@ def test_a_rescaled_row_is_that_of_a_model_built_so():
     assert measure("checkpoint=runs/default/rope", "factors=[4]", "scaling=[yarn]", "rescaling.ramp=turns",
                    "rescaling.factor=8", "position.base=500") == 0  # fmt: skip
     row = rows(RUNS / "rope")[0]
-    assert (row["rope_base"], row["scaling_parameters"].split()[0]) == (500.0, "factor=8")
+    assert (row["rope_base"], row["scaling_factor"], row["scaling_parameters"].split()[0]) == (500.0, 8, "factor=8")
     saved = latest(RUNS / "rope/checkpoints")
     from dataclasses import replace
 
@@ -420,18 +422,27 @@ def test_ways_of_reading_are_lines_of_their_own():
 
     measure("runs=runs/default", "factors=[1,2]", "scaling=[none,ntk,yarn]")
     measure("runs=runs/default", "factors=[1,2]", "scaling=[yarn]", "rescaling.beta=4")
-    measure("runs=runs/default", "factors=[1,2]", "position.base=500")
+    measure("runs=runs/default", "factors=[2]", "eval.tokens=512", "position.base=1234567")
+    measure("runs=runs/default", "factors=[2]", "eval.tokens=512", "position.base=1234568")
+    measure("runs=runs/default", "factors=[1,2]", "scaling=[ntk]", "rescaling.factor=2")
     measure("runs=runs/default", "factors=[1,2]", "position.overflow=clamp")
     (found,) = compare([Path("runs/default")]).comparisons
     assert {line.label for line in found.lines} == {
         "learned", "learned (clamp)", "rope", "rope (ntk)", "rope (yarn beta=32)", "rope (yarn beta=4)",
-        "rope (base=500)",
+        "rope (ntk factor=2)", "rope (base=1234567)", "rope (base=1234568)",
     }  # fmt: skip
+    lines = {line.label: line for line in found.lines}
+    assert lines["rope (ntk)"].values("disjoint", 1) == lines["rope"].values("disjoint", 1)
+    fixed = lines["rope (ntk factor=2)"]
+    assert fixed.values("disjoint", 1) != lines["rope"].values("disjoint", 1)
+    assert fixed.values("disjoint", 2) == lines["rope (ntk)"].values("disjoint", 2)
+    assert lines["rope (base=1234567)"].values("disjoint", 1) == {}  # nobody measured it
     from gpt.report import commands
 
     assert set(commands(compare([Path("runs/default")]), [Path("runs/default")])) >= {
         f"python eval.py runs=runs/default 'factors=[1,2]' eval.tokens=512 eval.stride=8{way}"
-        for way in ("", " 'scaling=[ntk]'", " position.overflow=clamp", " position.base=500",
+        for way in ("", " 'scaling=[ntk]'", " position.overflow=clamp", " position.base=1234567",
+                    " 'scaling=[ntk]' rescaling.factor=2",
                     " 'scaling=[yarn]' rescaling.alpha=1 rescaling.beta=4 rescaling.ramp=index "
                     "rescaling.temperature=0.1")
     }  # fmt: skip

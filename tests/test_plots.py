@@ -9,6 +9,7 @@ import pytest
 from gpt import comparison as comparing
 from gpt import plots
 from gpt.position import SCHEMES
+from gpt.results import in_short
 from tests.measured_runs import ablation, only, simple
 
 
@@ -85,9 +86,9 @@ def test_smoothing_never_reaches_across_the_training_length():
     assert plots.smooth(bins, straight, 64) == pytest.approx(straight)
 
 
-def made_line(scheme: str, base: str | None = None, way: tuple[str, ...] = ()) -> comparing.Line:
+def made_line(scheme: str, base: str | None = None, way: dict | None = None) -> comparing.Line:
     base = base or scheme
-    return comparing.Line(f"{base} ({' '.join(way)})" if way else base, base, scheme, way, {}, {})
+    return comparing.Line(f"{base} ({in_short(way)})" if way else base, base, scheme, way or {}, {}, {})
 
 
 def test_a_scheme_has_one_colour_whatever_it_is_drawn_with():
@@ -100,7 +101,7 @@ def test_a_scheme_has_one_colour_whatever_it_is_drawn_with():
     assert len({(style.color, style.marker) for style in found.values()}) == len(found) - 1 + (
         (found["unheard_of"].color, found["unheard_of"].marker) not in plots.STYLES.values()
     )
-    clamp = plots.styles([made_line("learned"), made_line("learned", way=("clamp",))])
+    clamp = plots.styles([made_line("learned"), made_line("learned", way={"position.overflow": "clamp"})])
     assert clamp["learned (clamp)"].color == clamp["learned"].color
     assert clamp["learned (clamp)"].dashes != "-" and clamp["learned"].dashes == "-"
 

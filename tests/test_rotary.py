@@ -19,6 +19,7 @@ from gpt.schema import ModelConfig, build
 from tests.helpers import SMALL, as_written, excite, ids, make
 
 FAMILY = [name for name, cls in SCHEMES.items() if issubclass(cls, Rope)]
+RESCALABLE = [name for name in FAMILY if name != "randomized_rope"]
 KINDS = [kind for kind in PARAMETERS if kind != "none"]
 WIDE = ModelConfig(n_layer=1, n_head=2, n_embd=64, block_size=64)  # head width 32
 YARN = ScalingConfig(kind="yarn", factor=4.0)
@@ -414,10 +415,10 @@ def test_pope_is_that_of_x_transformers(phase, fresh):
 
     position = scheme("pope", phase=phase)
     with torch.no_grad():
-        position.phase.add_(noise(position.phase.shape, fresh))  # some above 0, where it is clamped
+        position.phase["0"].add_(noise((2, 1, 32), fresh))  # some above 0, where it is clamped
     theirs = PolarEmbedding(32, 2)
     with torch.no_grad():
-        theirs.learned_bias.copy_(position.phase[0])
+        theirs.learned_bias.copy_(position.phase["0"])
     q, k = noise((2, 2, 50, 32), fresh), noise((2, 2, 50, 32), fresh)
     angles, bias = theirs(torch.arange(50))
     expected = apply_polar_pos_emb(q, angles), apply_polar_pos_emb(k, angles + bias)
@@ -437,11 +438,11 @@ def test_pope_is_the_formula(phase, fresh):
     if phase == "none":
         assert not list(position.parameters())
     else:  # layers 1 and 3 alone have positions
-        assert position.phase.shape == (2, 2, 1, d)
+        assert {layer: phase.shape for layer, phase in position.phase.items()} == dict.fromkeys("13", (2, 1, d))
     for i, j in ((0, 0), (19, 0), (19, 12)):
         expected = 0.0
         for c in range(d):
-            delta = 0.0 if phase == "none" else min(0.0, max(-2 * math.pi, position.phase[1, 1, 0, c].item()))
+            delta = 0.0 if phase == "none" else min(0.0, max(-2 * math.pi, position.phase["3"][1, 0, c].item()))
             strength = math.log1p(math.exp(q[0, 1, i, c])) * math.log1p(math.exp(k[0, 1, j, c]))
             expected += strength * math.cos((j - i) * 10000.0 ** (-c / d) + delta)
         assert found[i, j].item() == pytest.approx(expected, abs=1e-4)
@@ -460,20 +461,41 @@ def test_pope_is_twice_as_wide_and_keeps_the_scale_of_the_head(fresh):
 
 def test_pope_phases_start_where_they_say(fresh):
     many = ModelConfig(n_layer=2, n_head=8, n_embd=512, block_size=16)
-    assert (scheme("pope", many).phase == 0).all()
-    uniform = scheme("pope", many, phase="uniform").phase.detach()
+    assert all((phase == 0).all() for phase in scheme("pope", many).phase.values())
+    uniform = torch.stack(list(scheme("pope", many, phase="uniform").phase.values())).detach()
     assert uniform.min() >= -2 * math.pi and uniform.max() <= 0
     torch.testing.assert_close(
         torch.histc(uniform, 4, -2 * math.pi, 0) / uniform.numel(), torch.full((4,), 0.25), atol=0.07, rtol=0
     )
 
 
+def test_a_pope_phase_comes_back_from_beyond_the_clamp(fresh):
+    """Above 0 and below -2 pi scores are those of the bound, and still there is a gradient: a plain clamp's is 0."""
+    model = excite(make("pope"), fresh)
+    x = ids((2, 12), fresh)
+    with torch.no_grad():
+        for beyond, bound in ((0.3, 0.0), (-7.0, -2 * math.pi)):
+            found = []
+            for value in (beyond, bound):
+                for phase in model.position.phase.values():
+                    phase.fill_(value)
+                found.append(model(x)[0])
+            torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    for beyond in (0.3, -7.0):
+        for phase in model.position.phase.values():
+            torch.nn.init.constant_(phase, beyond)
+        model.zero_grad()
+        model(x, x)[1].backward()
+        for phase in model.position.phase.values():
+            assert phase.grad.isfinite().all() and (phase.grad != 0).float().mean() > 0.9
+
+
 # DeepSeek's split
 
 
-def test_mla_is_the_formula(fresh):
+def test_decoupled_rope_is_the_formula(fresh):
     """Per head: turned part of the query times one turned key for all heads, plus the unturned products."""
-    position = scheme("mla")  # 8 of 32 channels
+    position = scheme("decoupled_rope")  # 8 of 32 channels
     q, k = noise((1, 2, 30, 32), fresh), noise((1, 2, 30, 32), fresh)
     found = products(position, q, k)
     shared = k[0, :, :, :8].double().mean(dim=0)
@@ -488,10 +510,10 @@ def test_mla_is_the_formula(fresh):
 def test_which_layers_and_channels_the_hybrids_turn():
     """C62: DeepSeek-V3 turns 64 of 192 channels in every layer, SmolLM3 all channels but in every fourth layer."""
     deepseek = ModelConfig(n_layer=61, n_head=2, n_embd=384, block_size=64)
-    mla = build(SCHEMES["mla"].Config, as_written("mla") | {"fraction": 64 / 192}, "position")
-    mla.check(deepseek)
-    assert mla.rotary_width(deepseek) == 64 and all(mla.positioned(layer) for layer in range(61))
-    assert scheme("mla", replace(deepseek, n_layer=1), fraction=64 / 192).score_scale == 192**-0.5
+    split = config_of("decoupled_rope", fraction=64 / 192)
+    split.check(deepseek)
+    assert split.rotary_width(deepseek) == 64 and all(split.positioned(layer) for layer in range(61))
+    assert scheme("decoupled_rope", replace(deepseek, n_layer=1), fraction=64 / 192).score_scale == 192**-0.5
     smollm = build(SCHEMES["rope_nope"].Config, as_written("rope_nope"), "position")
     assert [layer for layer in range(36) if not smollm.positioned(layer)] == [3, 7, 11, 15, 19, 23, 27, 31, 35]
 
@@ -555,7 +577,7 @@ def test_rescaled_rotation_is_that_of_transformers(kind, layout, fresh):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", RESCALABLE)
 def test_every_relative_of_rope_can_be_rescaled(name, kind, fresh):
     """Other logits past L, the same as before afterwards, nothing in the state; factor 1 changes nothing."""
     model = excite(make(name, ModelConfig(n_layer=1, n_head=2, n_embd=64, block_size=16)), fresh)
@@ -574,8 +596,7 @@ def test_every_relative_of_rope_can_be_rescaled(name, kind, fresh):
         after = model(x)[0]
     assert torch.equal(after, before) and dict(vars(model.position)) == attributes
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    if not model.position.config.randomized or kind != "dynamic":  # whose ids all were trained on: no stretch
-        assert (during - before).abs().max() > 1e-3
+    assert (during - before).abs().max() > 1e-3
 
 
 def test_a_pope_frequency_is_rescaled_as_rope_of_twice_the_width(fresh):
@@ -586,7 +607,7 @@ def test_a_pope_frequency_is_rescaled_as_rope_of_twice_the_width(fresh):
     assert torch.equal(turns, expected) and size == mscale and len(turns) == 32
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", RESCALABLE)
 @pytest.mark.parametrize("scaling, squared", [(YARN, 1.13863**2), (ScalingConfig(kind="ntk", factor=4.0), 1.0)])
 def test_temperature_is_neither_lost_nor_doubled(name, scaling, squared, fresh):
     """The product of a query with the key at its own place is that of no rescaling, times the square, once."""
@@ -619,7 +640,7 @@ def test_a_temperature_of_training_and_one_of_evaluation_are_both_there(fresh):
 def test_another_base_for_an_evaluation(fresh):
     """The rotation of a model at that base; trained frequencies move by as much as their schedule does."""
     q = noise((1, 2, 50, 32), fresh)
-    for name in ("rope", "partial_rope", "p_rope", "pope", "mla"):
+    for name in ("rope", "partial_rope", "p_rope", "pope", "decoupled_rope"):
         position, other = scheme(name), scheme(name, base=500000.0)
         with position.scaled(ScalingConfig(), base=500000.0):
             assert torch.equal(*(turned(p, q, q)[0] for p in (position, other)))
@@ -701,7 +722,7 @@ def test_schemes_without_rotation_refuse_a_rescaling(name):
         pass
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", RESCALABLE)
 def test_a_rescaling_trains(name, fresh):
     """Every parameter gets a finite gradient with a rescaling on, past the original length too."""
     model = excite(make(name, scaling={"kind": "yarn", "factor": 2.0, "original_length": 8}), fresh).train()
@@ -731,7 +752,7 @@ TEN = ModelConfig(n_layer=4, n_head=2, n_embd=20, block_size=64)
         ("rope", {"fraction": 0.3}, "position.fraction: got 0.3, allowed: an even number of a head's 10 channels"),
         ("rope", {"fraction": 0.25}, "position.fraction: got 0.25, allowed: an even number of a head's 10 channels"),
         ("rope", {"fraction": 0.01}, "position.fraction: got 0.01, allowed: an even number of a head's 10 channels"),
-        ("mla", {"fraction": 0.5}, "position.fraction: got 0.5, allowed: an even number of a head's 10 channels"),
+        ("decoupled_rope", {"fraction": 0.5}, "position.fraction: got 0.5, allowed: an even number of a head's 10"),
         ("rope", {"keep": 0}, "position.keep: got 0, allowed: a number > 0 and <= 1"),
         ("rope", {"keep": 1.01}, "position.keep: got 1.01, allowed: a number > 0 and <= 1"),
         ("rope", {"keep": 0.1}, "position.keep: got 0.1, allowed: at least 0.2, one of 5 frequencies"),
@@ -783,17 +804,31 @@ def test_the_smallest_scale_base_that_is_named_is_allowed():
 @pytest.mark.parametrize("width", [1, 5, 65])
 def test_odd_head_widths_are_refused(width):
     model = ModelConfig(n_layer=1, n_head=2, n_embd=2 * width, block_size=8)
-    for name in ("rope", "xpos"):
-        with pytest.raises(ConfigError, match=f"model.n_embd.*{width}"):
-            config_of(name).check(model)
-    if width == 5:
-        config_of("rope", fraction=0.4).check(model)  # two of five channels
+    for name in ("rope", "xpos", "decoupled_rope"):
+        for fraction in (1.0, 2 / width):  # two of five channels make a pair too, but no kernel takes it from there
+            with pytest.raises(ConfigError, match=f"model.n_embd.*{width}"):
+                config_of(name, fraction=min(1.0, fraction)).check(model)
 
 
 @pytest.mark.parametrize("base", [0.0, -1.0, math.inf, math.nan])
 def test_an_evaluation_with_a_base_that_is_none_is_refused(base):
     with pytest.raises(ConfigError, match="position.base: got .*a number > 0"), scheme().scaled(ScalingConfig(), base):
         pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_ids_are_not_rescaled(kind):
+    """All ids of an evaluation up to the last length were trained on: in training and evaluation one line says so."""
+    reason = "allowed: none where position.randomized=8: its ids are all trained on"
+    with pytest.raises(ConfigError) as error:
+        config_of("randomized_rope", scaling={"kind": kind}).check(WIDE)
+    assert str(error.value).startswith(f"position.scaling.kind: got '{kind}', {reason}")
+    position, q = scheme("randomized_rope"), torch.ones(1, 2, 50, 32)
+    with pytest.raises(ConfigError) as error, position.scaled(ScalingConfig(kind=kind)):
+        pass
+    assert str(error.value).startswith(f"scaling: got '{kind}', {reason}")
+    with position.scaled(ScalingConfig(), base=500000.0):  # another base is no stretch
+        assert torch.equal(turned(position, q, q)[0], turned(scheme(base=500000.0), q, q)[0])
 
 
 def test_an_evaluation_that_does_not_fit_the_model_is_refused():
@@ -804,7 +839,7 @@ def test_an_evaluation_that_does_not_fit_the_model_is_refused():
         pass
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", RESCALABLE)
 def test_a_rescaling_is_a_section_of_every_relatives_configuration(name):
     words = [f"position={name}", "position.scaling.kind=yarn", "position.scaling.factor=4", "position.scaling.beta=8"]
     config = load(compose("train", words))

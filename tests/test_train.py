@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import types
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from gpt.model import GPT
 from gpt.position import SCHEMES
 from gpt.restore import load_weights, named
 from gpt.run import Run
-from tests.runs import composed, in_one_layer, metrics, status, write_corpus
+from tests.runs import composed, in_one_layer, metrics, on_batch, status, write_corpus
 
 ROOT = Path(__file__).parents[1]
 RUNS = Path("runs/default")
@@ -57,23 +56,6 @@ def assert_same_run(a: str, b: str) -> None:
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(first[key], second[key]), key
-
-
-def on_batch(patch: pytest.MonkeyPatch, act) -> None:
-    """Calls act(step, rows, x, y) whenever training takes a batch."""
-    real, take, made = gpt.data.batch, gpt.data.Ahead.__next__, deque()
-
-    def batch(tokens, block_size, seed, step, rows):  # on a thread, ahead of the trainer
-        made.append((step, rows, *real(tokens, block_size, seed, step, rows)))
-        return made[-1][2:]
-
-    def following(ahead):
-        found = take(ahead)
-        act(*made.popleft())
-        return found
-
-    patch.setattr(gpt.data, "batch", batch)
-    patch.setattr(gpt.data.Ahead, "__next__", following)
 
 
 class Killed(BaseException):
@@ -206,7 +188,7 @@ def test_a_run_goes_on_from_anothers_weights(monkeypatch, then, capsys):
         assert torch.equal(value, saved.model_state().get(name, fresh[name])), name
     note = status(RUNS / "on")["init_from"]
     assert note["sha256"] == saved.sha256 and note["checkpoint"].endswith("step-000020")
-    assert note["fresh"] == [name for name in begun if name.startswith("position.")]
+    assert note["fresh"] == [name for name in begun if name.startswith("position.")] and note["dropped"] == []
     assert len(losses("on")) == 20 and losses("on")[-1][2] < losses("start")[0][2]
     assert f"begins with {note['checkpoint']}" in capsys.readouterr().out
 
@@ -223,7 +205,30 @@ def test_a_scheme_goes_on_with_its_own_weights(monkeypatch):
     go("position=t5", "name=start")
     begun = first_weights(monkeypatch, "position=t5", "name=on", "init_from=runs/default/start/checkpoints/step-000020")
     assert torch.equal(begun["position.bias"], tensors("start")["position.bias"])
-    assert status(RUNS / "on")["init_from"]["fresh"] == []
+    note = status(RUNS / "on")["init_from"]
+    assert note["fresh"] == note["dropped"] == []
+
+
+@pytest.mark.parametrize(
+    "first, then, fresh, dropped",
+    [
+        (["position=kerple"], ["position=kerple_power"], True, True),  # the same names, another meaning
+        (["position=trainable_rope"], ["position=trainable_rope", "position.base=500"], True, True),
+        (["position=trainable_rope"], ["position=rope"], False, True),
+        (["position=alibi", "position.slopes=learned"], ["position=alibi"], False, True),
+        (["position=learned"], ["position=learned", "position.overflow=clamp"], False, False),
+    ],
+)
+def test_weights_of_a_scheme_go_where_they_mean_the_same(monkeypatch, first, then, fresh, dropped, capsys):
+    go(*first, "name=start")
+    begun = first_weights(monkeypatch, *then, "name=on", "init_from=runs/default/start")
+    theirs, drawn = tensors("start"), GPT(*parts_of("on")).state_dict()
+    own = [name for name in begun if name.startswith("position.")]
+    for name, value in begun.items():
+        assert torch.equal(value, drawn[name] if fresh and name in own else theirs[name]), name
+    note = status(RUNS / "on")["init_from"]
+    assert note["fresh"] == (own if fresh else [])
+    assert note["dropped"] == [name for name in theirs if name.startswith("position.")] * dropped
 
 
 @pytest.mark.parametrize(
@@ -260,8 +265,9 @@ def test_a_beginning_that_does_not_fit(capsys):
         ),
         (["init_from=corpus.txt"], ConfigError, "init_from: got 'corpus.txt'"),
         (["init_from="], ConfigError, "init_from: got '', allowed: null, or the folder"),
-        ([start, "model.n_layer=2"], CheckpointError, "h.1.* is nothing, this model has"),
-        ([start, "model.n_embd=64"], CheckpointError, "h.0.* is .96, 32.*, this model has .192, 64"),
+        ([start, "model.n_layer=2"], CheckpointError, "init_from: .*start.* has model.n_layer=1, this run has 2"),
+        ([start, "model.n_head=4"], CheckpointError, "has model.n_head=2, this run has 4"),
+        ([start, "model.n_embd=64"], CheckpointError, "has model.n_embd=32, this run has 64"),
         ([start, "model.block_size=32"], CheckpointError, "position.table is .16, 32., this model has .32, 32"),
         ([start, "tokenizer=char"], CheckpointError, "init_from: .*start.* was trained with tokenizer byte .*char"),
     ):

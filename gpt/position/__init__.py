@@ -9,10 +9,10 @@ from gpt.position.base import Position
 from gpt.position.binary import Binary
 from gpt.position.concat import Concat, ConcatSinusoidal
 from gpt.position.cope import Cope
+from gpt.position.decoupled_rope import DecoupledRope
 from gpt.position.fire import Fire
 from gpt.position.kerple import Kerple
 from gpt.position.learned import Learned
-from gpt.position.mla import Mla
 from gpt.position.normalized_index import NormalizedIndex
 from gpt.position.pope import Pope
 from gpt.position.raw_index import RawIndex
@@ -56,7 +56,7 @@ SCHEMES: dict[str, type[Position]] = {
     "swan": Rope,
     "xpos": Xpos,
     "pope": Pope,
-    "mla": Mla,
+    "decoupled_rope": DecoupledRope,
 }
 
 

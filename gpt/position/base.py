@@ -44,7 +44,7 @@ class Position(nn.Module):
         self.n_head = model.n_head
         self.block_size = model.block_size
         self.score_scale = model.head_width**-0.5  # of the product of queries and keys
-        self.trained_ids = (config.randomized or 1) * model.block_size  # ids 0 .. trained_ids - 1 occur in training
+        self.trained_ids = config.trained_ids(model)
         if config.randomized is not None:
             self.register_buffer("drawn", torch.arange(model.block_size), persistent=False)
 
@@ -155,9 +155,16 @@ def exactly(device: torch.device) -> AbstractContextManager:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def span(pos: Tensor) -> int:
-    """How far the last of rising ids is from the first. Those of the meta device have no values: as if 0, 1, 2, ..."""
-    return len(pos) - 1 if pos.is_meta else int(pos[-1] - pos[0])
+def each_layer(config: PositionConfig, model: ModelConfig, *shape: int) -> nn.ParameterDict:
+    """A parameter of this shape for each layer in which the scheme acts, under the layer's number as text."""
+    layers = filter(config.positioned, range(model.n_layer))
+    return nn.ParameterDict({str(layer): nn.Parameter(torch.empty(shape)) for layer in layers})
+
+
+def within(x: Tensor, least: float, most: float | None = None) -> Tensor:
+    """x clamped, in float32; its gradient is passed straight through, so that it can come back from beyond."""
+    x = x.float()
+    return x + (x.clamp(least, most) - x).detach()
 
 
 def uniform(noise: Tensor) -> Tensor:

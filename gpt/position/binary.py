@@ -21,7 +21,7 @@ class BinaryConfig(PositionConfig):
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)
-        ids = (self.randomized or 1) * model.block_size
+        ids = self.trained_ids(model)
         if 2**self.bits < ids:
             raise ConfigError(
                 "position.bits", self.bits, f"at least {(ids - 1).bit_length()}, for training on {ids} ids"
@@ -50,7 +50,7 @@ class Binary(Position):
 
     @property
     def max_len(self) -> int:
-        return super().max_len or 2**self.config.bits
+        return 2**self.config.bits if self.config.randomized is None else self.trained_ids
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
         code = bits_of(pos, self.config.bits).to(x.dtype)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.position.base import Position, exactly
-from gpt.position.learned import Learned, LearnedConfig
+from gpt.position.learned import Learned
 from gpt.position.sinusoidal import EncodingConfig, encoding
-from gpt.position.table import lookup
+from gpt.position.table import TabledConfig
 from gpt.schema import ModelConfig
 
 
@@ -21,12 +21,12 @@ class Concat(Learned):
     residual stream 2D wide throughout would instead make the blocks four times as large.
     """
 
-    def __init__(self, config: LearnedConfig, model: ModelConfig):
+    def __init__(self, config: TabledConfig, model: ModelConfig):
         super().__init__(config, model)
         self.mix = nn.Parameter(torch.empty(model.n_embd, 2 * model.n_embd))
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
-        return beside(x, lookup(self.table, pos, self.config.overflow), self.mix)
+        return beside(x, self.rows(pos), self.mix)
 
     def initialize(self, draw) -> None:
         super().initialize(draw)

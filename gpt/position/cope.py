@@ -2,12 +2,11 @@
 
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpt.position.base import Position
+from gpt.position.base import Position, each_layer
 from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 
@@ -30,8 +29,7 @@ class Cope(Position):
 
     def __init__(self, config: CopeConfig, model: ModelConfig):
         super().__init__(config, model)
-        layers = [str(n) for n in range(model.n_layer) if config.positioned(n)]
-        self.table = nn.ParameterDict({n: nn.Parameter(torch.empty(config.npos_max, model.head_width)) for n in layers})
+        self.table = each_layer(config, model, config.npos_max, model.head_width)
 
     def scores(self, s: Tensor, q: Tensor, k: Tensor, visible: Tensor, ctx: object, layer: int) -> Tensor:
         last = self.config.npos_max - 1

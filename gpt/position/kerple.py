@@ -6,7 +6,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from gpt.position.base import Position, uniform
+from gpt.position.base import Position, uniform, within
 from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 LEAST = 0.01  # of a and p, as in the authors' code
@@ -44,9 +44,3 @@ class Kerple(Position):
     def initialize(self, draw) -> None:
         self.a.copy_(uniform(draw("a", 1.0)))
         self.p.copy_(2 * uniform(draw("p", 1.0)))
-
-
-def within(x: Tensor, least: float, most: float | None = None) -> Tensor:
-    """x clamped, in float32; its gradient is passed straight through."""
-    x = x.float()
-    return x + (x.clamp(least, most) - x).detach()

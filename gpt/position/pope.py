@@ -7,11 +7,14 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt.errors import ConfigError
+from gpt.position.base import each_layer, uniform, within
 from gpt.position.rope import Rope, RopeConfig
 from gpt.schema import STRICT, ModelConfig
+
+LEAST = -2 * math.pi  # of a phase, and 0 the most
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -33,24 +36,23 @@ class Pope(Rope):
 
     Channel c of query i and key j scores softplus(q_c) softplus(k_c) cos((j - i) base^(-c/d) + phase_c), with d
     frequencies where RoPE has d/2, and a phase for each layer, head and channel, trained and clamped to [-2 pi, 0].
-    Queries and keys become cosine and sine parts, twice as wide; the scale of scores stays d^-1/2.
+    Unlike a plain clamp, this one lets the gradient through: phases start at its edge, and would stay beyond it for
+    ever. Queries and keys become cosine and sine parts, twice as wide; the scale of scores stays d^-1/2.
     """
 
     Config: ClassVar[type] = PopeConfig
 
     def __init__(self, config: PopeConfig, model: ModelConfig):
         super().__init__(config, model)
-        layers = [layer for layer in range(model.n_layer) if config.positioned(layer)]
-        self.row = {layer: row for row, layer in enumerate(layers)}
         if config.phase != "none":
-            self.phase = nn.Parameter(torch.empty(len(layers), model.n_head, 1, model.head_width))
+            self.phase = each_layer(config, model, model.n_head, 1, model.head_width)
 
     def initialize(self, draw: Callable[[str, float], Tensor]) -> None:
         super().initialize(draw)
-        if self.config.phase == "zero":
-            self.phase.zero_()
-        elif self.config.phase == "uniform":
-            self.phase.copy_(-2 * math.pi * torch.special.ndtr(draw("phase", 1.0)))
+        for layer, phase in self.phase.items() if self.config.phase != "none" else ():
+            phase.zero_()
+            if self.config.phase == "uniform":
+                phase.copy_(LEAST * uniform(draw(f"phase.{layer}", 1.0)))
 
     def prepare(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor, float]:
         turns, size = self.frequencies(k_pos)
@@ -59,7 +61,7 @@ class Pope(Rope):
     def rotate(self, q: Tensor, k: Tensor, ctx: tuple[Tensor, Tensor, float], layer: int) -> tuple[Tensor, Tensor]:
         q_angle, k_angle, size = ctx
         if self.config.phase != "none":
-            k_angle = k_angle + self.phase[self.row[layer]].float().clamp(-2 * math.pi, 0)  # (H, Tk, d)
+            k_angle = k_angle + within(self.phase[str(layer)], LEAST, 0)  # (H, Tk, d)
         return polar(q, q_angle, size), polar(k, k_angle, size)
 
 

@@ -35,10 +35,19 @@ class RopeConfig(PositionConfig):
             pairs = self.schedule_width(model) // 2
             raise ConfigError("position.keep", self.keep, f"at least {1 / pairs:.4g}, one of {pairs} frequencies")
         self.scaling.check(self.base, self.schedule_width(model), "position.scaling")
+        self.check_ids(self.scaling, "position.scaling.kind")
+
+    def check_ids(self, scaling: ScalingConfig, key: str) -> None:
+        """Raises ConfigError where a rescaling would squeeze ids that were all trained on."""
+        if scaling.kind != "none" and self.randomized is not None:
+            allowed = (
+                f"none where position.randomized={self.randomized}: its ids are all trained on, nothing to squeeze"
+            )
+            raise ConfigError(key, scaling.kind, allowed)
 
     def check_width(self, model: ModelConfig) -> None:
         d, width = model.head_width, self.rotary_width(model)
-        if self.fraction == 1 and d % 2:
+        if d % 2:
             allowed = f"an even head width for rotation, got n_embd / n_head = {d}"
             raise ConfigError("model.n_embd", model.n_embd, allowed)
         if width < 2 or width % 2 or not math.isclose(width, self.fraction * d, rel_tol=1e-3):
@@ -67,7 +76,8 @@ class Rope(Position):
 
     fraction: partial rotation as in GPT-J and GPT-NeoX (https://arxiv.org/abs/2204.06745): w is less than the head
     width and the schedule is that of w. keep: p-RoPE (Barbero et al. 2024, https://arxiv.org/abs/2410.06205): w is
-    the head width, and the lowest frequencies of its schedule are 0.
+    the head width, and the lowest frequencies of its schedule are 0. A rescaling that depends on the length reads the
+    last id, where torch.compile breaks its graph.
     """
 
     Config: ClassVar[type] = RopeConfig
@@ -89,7 +99,7 @@ class Rope(Position):
     @property
     def stable(self) -> bool:
         depends = self.config.scaling.depends_on_length or self.stretch[0].depends_on_length
-        return super().stable and not depends
+        return self.config.randomized is None and not depends
 
     @contextmanager
     def scaled(self, scaling: ScalingConfig, base: float | None = None) -> Iterator[None]:
@@ -97,6 +107,7 @@ class Rope(Position):
         schedule are at `base`. Nested, the inner one alone counts. Raises ConfigError where that cannot be."""
         if base is not None and not (base > 0 and math.isfinite(base)):
             raise ConfigError("position.base", base, "a number > 0")
+        self.config.check_ids(scaling, "scaling")
         scaling.check(self.config.base if base is None else base, self.schedule_width)
         before, self.stretch = self.stretch, (scaling, base)
         try:
@@ -117,7 +128,7 @@ class Rope(Position):
         for scaling in (self.config.scaling, stretch):
             if scaling.depends_on_length:
                 length = int(k_pos[-1]) + 1
-            turns, more = rescale(turns, scaling, base, self.schedule_width, self.trained_ids, length)
+            turns, more = rescale(turns, scaling, base, self.schedule_width, self.block_size, length)
             size *= more
         return turns, size
 

@@ -4,9 +4,9 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpt.position.base import Position
+from gpt.position.base import Position, each_layer
 from gpt.schema import STRICT, Count, ModelConfig, PositionConfig
 
 
@@ -40,13 +40,9 @@ class Shaw(Position):
 
     def __init__(self, config: ShawConfig, model: ModelConfig):
         super().__init__(config, model)
-
-        def tables() -> nn.ParameterDict:
-            layers = [str(n) for n in range(model.n_layer) if config.positioned(n)]
-            return nn.ParameterDict({n: nn.Parameter(torch.empty(config.k + 1, model.head_width)) for n in layers})
-
-        self.key = tables()
-        self.value = tables() if config.values else nn.ParameterDict()
+        self.key = each_layer(config, model, config.k + 1, model.head_width)
+        if config.values:
+            self.value = each_layer(config, model, config.k + 1, model.head_width)
 
     def prepare(self, q_pos: Tensor, k_pos: Tensor) -> Near:
         k, Tq, Tk = self.config.k, len(q_pos), len(k_pos)

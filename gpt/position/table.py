@@ -1,12 +1,49 @@
 """Tables with one trained row for each position, and what may be read past their end."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from gpt.position.base import Position
+from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 # What happens past the last row. Anything but `error` is a choice of the evaluation, named in its rows.
 Overflow = Literal["error", "clamp", "wrap", "interpolate"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class TabledConfig(PositionConfig):
+    overflow: Overflow = "error"  # past the table's last row
+
+
+class Tabled(Position):
+    """What schemes with a table (rows, D) share, one row for each id of the training.
+
+    Past the table `overflow` decides, see `lookup`. The model raises LengthError where it is `error`, and for a cache
+    that `interpolate` would invalidate.
+    """
+
+    Config: ClassVar[type] = TabledConfig
+    relative: ClassVar[bool] = False
+
+    def __init__(self, config: TabledConfig, model: ModelConfig):
+        super().__init__(config, model)
+        self.table = nn.Parameter(torch.empty(self.trained_ids, model.n_embd))
+
+    @property
+    def max_len(self) -> int | None:
+        ends = self.config.overflow == "error" or self.config.randomized is not None
+        return self.trained_ids if ends else None
+
+    @property
+    def stable(self) -> bool:
+        return self.config.overflow != "interpolate" and self.config.randomized is None
+
+    def rows(self, pos: Tensor) -> Tensor:
+        """(T, D) at rising ids (T,)."""
+        return lookup(self.table, pos, self.config.overflow)
 
 
 def lookup(table: Tensor, pos: Tensor, overflow: Overflow) -> Tensor:

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpt.position.base import Position, span
+from gpt.position.base import Position, each_layer
 from gpt.position.sinusoidal import EncodingConfig, encoding
 from gpt.schema import ModelConfig
 
@@ -23,14 +23,13 @@ class TransformerXL(Position):
     def __init__(self, config: EncodingConfig, model: ModelConfig):
         super().__init__(config, model)
         self.width = model.n_embd
-        layers = [str(n) for n in range(model.n_layer) if config.positioned(n)]
-        self.project = nn.ParameterDict({n: nn.Parameter(torch.empty(self.width, self.width)) for n in layers})
+        self.project = each_layer(config, model, self.width, self.width)
         self.u = nn.Parameter(torch.empty(model.n_head, 1, model.head_width))
         self.v = nn.Parameter(torch.empty(model.n_head, 1, model.head_width))
 
     def prepare(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
         """Codes (n, D) of the distances 0 .. n - 1, and the distance (Tq, Tk) of each query and key."""
-        n = span(k_pos) + 1
+        n = len(k_pos) if self.config.randomized is None else self.trained_ids
         codes = encoding(torch.arange(n, device=k_pos.device), self.width, self.config.base)
         return codes, (q_pos.unsqueeze(1) - k_pos).clamp(min=0)
 

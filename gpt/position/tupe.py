@@ -6,19 +6,17 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from gpt.position.base import Position
 from gpt.position.t5 import bucket
-from gpt.position.table import Overflow, lookup
-from gpt.schema import STRICT, ModelConfig, PositionConfig
+from gpt.position.table import Tabled, TabledConfig
+from gpt.schema import STRICT, ModelConfig
 
 
 @dataclass(frozen=True, config=STRICT)
-class TupeConfig(PositionConfig):
+class TupeConfig(TabledConfig):
     relative: bool = True  # with T5's bias on the distance (TUPE-R), or without (TUPE-A)
-    overflow: Overflow = "error"  # past the table's last row
 
 
-class Tupe(Position):
+class Tupe(Tabled):
     """score(i, j) = x_i W_Q (x_j W_K)^T / sqrt(2d) + LN(p_i) U_Q (LN(p_j) U_K)^T / sqrt(2d) + b[bucket(i - j)].
 
     Ke et al. 2021, https://arxiv.org/abs/2006.15595. The position terms are computed once a forward and shared by all
@@ -27,26 +25,16 @@ class Tupe(Position):
     """
 
     Config: ClassVar[type] = TupeConfig
-    relative: ClassVar[bool] = False
 
     def __init__(self, config: TupeConfig, model: ModelConfig):
         super().__init__(config, model)
         width = model.n_embd
         self.score_scale = (2 * model.head_width) ** -0.5  # two terms of equal size
-        self.table = nn.Parameter(torch.empty(self.trained_ids, width))
         self.norm = nn.LayerNorm(width, bias=model.bias)
         self.query = nn.Parameter(torch.empty(width, width))
         self.key = nn.Parameter(torch.empty(width, width))
         if config.relative:
             self.bias = nn.Parameter(torch.empty(32, model.n_head))
-
-    @property
-    def max_len(self) -> int | None:
-        return self.trained_ids if self.config.overflow == "error" else super().max_len
-
-    @property
-    def stable(self) -> bool:
-        return super().stable and self.config.overflow != "interpolate"
 
     def dense(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         q, k = self.projected(q_pos, self.query), self.projected(k_pos, self.key)
@@ -57,7 +45,7 @@ class Tupe(Position):
 
     def projected(self, pos: Tensor, weight: Tensor) -> Tensor:
         """(H, T, d) float32: queries or keys of positions."""
-        rows = self.norm(lookup(self.table, pos, self.config.overflow)).float()
+        rows = self.norm(self.rows(pos)).float()
         return (rows @ weight.float().T).unflatten(-1, (self.n_head, -1)).transpose(0, 1)
 
     def initialize(self, draw) -> None:

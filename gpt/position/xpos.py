@@ -21,7 +21,7 @@ class XposConfig(RopeConfig):
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)
-        ids = (self.randomized or 1) * model.block_size
+        ids = self.trained_ids(model)
         if ids > self.reach:
             smallest = math.ceil(ids * -STRONGEST / (2 * LARGEST))
             raise ConfigError("position.scale_base", self.scale_base, f"at least {smallest} for {ids} positions")

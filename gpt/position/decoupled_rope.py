@@ -1,4 +1,4 @@
-"""mla: each head has channels without rotation of its own, and few with rotation whose key all heads share."""
+"""decoupled_rope: heads have channels without rotation of their own, and few with, whose key all heads share."""
 
 from typing import ClassVar
 
@@ -11,12 +11,12 @@ from gpt.schema import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
-class MlaConfig(RopeConfig):
+class DecoupledRopeConfig(RopeConfig):
     fraction: Share = 0.25
 
 
-class Mla(Rope):
-    """The split of DeepSeek-V2's multi-head latent attention (https://arxiv.org/abs/2405.04434, equations 14 to 18).
+class DecoupledRope(Rope):
+    """The decoupled RoPE of DeepSeek-V2's attention (https://arxiv.org/abs/2405.04434, equations 14 to 18).
 
     The first w channels of a head's query are turned, and so are those of one key for all heads, here the mean over the
     heads of their first w channels, so that the projections stay those of the other schemes. The other channels carry
@@ -24,7 +24,7 @@ class Mla(Rope):
     position and is not here.
     """
 
-    Config: ClassVar[type] = MlaConfig
+    Config: ClassVar[type] = DecoupledRopeConfig
 
     def rotate(self, q: Tensor, k: Tensor, ctx: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
         shared = self.turn(k[..., : self.width].mean(dim=1, keepdim=True), ctx[1])  # (B, 1, Tk, w)
