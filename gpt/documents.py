@@ -48,6 +48,7 @@ class Source:
     documents: Callable[[int], Iterator[Document | Skipped]]
     skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files that never became documents
     size: int | None = None  # bytes of text, about, for the progress bar; None where nobody knows yet
+    settled: dict = field(default_factory=dict)  # plain JSON that `documents` looks up once: kept for who goes on
     vocabulary: tuple[str, str] | None = None  # of documents that are ids: the only tokenizer, and what to do about it
 
 
@@ -127,13 +128,13 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
 
 def cut_text(path: Path, val_fraction: float, test_fraction: float) -> Iterator[Document]:
     """A single text: its last `val_fraction`, in bytes but whole characters, is for validation, and for the test the
-    stretch before that."""
+    stretch before that. What is held out comes first, for preparations that end early."""
     size = path.stat().st_size
     test, val = (_character(path, int(size * (1 - share))) for share in (val_fraction + test_fraction, val_fraction))
-    yield Document("train", read_blocks(path, 0, test), ends=False)
+    yield Document("val", read_blocks(path, val, size))
     if test < val:
         yield Document("test", read_blocks(path, test, val), ends=False)
-    yield Document("val", read_blocks(path, val, size))
+    yield Document("train", read_blocks(path, 0, test), ends=False)
 
 
 def _character(path: Path, at: int) -> int:

@@ -99,6 +99,7 @@ class DataConfig:
     site_packages: bool = False  # of stdlib: the packages installed beside it too
     text_field: Name = "text"  # of hf, jsonl and parquet: the column, or key
     repo: str | None = None  # of hf: a dataset of the Hugging Face hub
+    revision: str | None = None  # of hf: a commit, tag or branch of the repository; null: its newest commit
     config: str | None = None  # of hf: one configuration of the dataset
     split: Name = "train"  # of hf: the split to train on
     val_split: str | None = None  # of hf: the split for validation; null: a share of `split`

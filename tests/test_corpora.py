@@ -1,6 +1,6 @@
 """Corpora of rows and of others' files: JSON lines, Parquet, markers, nanoGPT's tokens, the Hugging Face hub.
 
-Nothing here needs the hub: `datasets` reads local files on the same path.
+Nothing here needs the hub: copies of it are read by the readers of JSON lines, Parquet and text.
 """
 
 import gzip
@@ -27,7 +27,7 @@ import data.text as text_package
 import gpt.download
 import gpt.sources
 from data import COMMON, CORPORA, package
-from data.wikitext import articles
+from data.wikitext import articles, lines_of
 from gpt.cli import compose
 from gpt.documents import Skipped, hash_share
 from gpt.errors import ConfigError, DataError
@@ -104,7 +104,7 @@ def test_a_key_of_another_corpus_is_refused(name, tmp_path):
     for key in set(other) - CORPORA[name].KEYS:
         with pytest.raises(ConfigError, match=f"data.{key}: got .*, allowed: .*, since data={name} does not read it"):
             check_source(DataConfig(name, **{key: other[key]}), BYTE, tmp_path)
-    assert COMMON | {*other, "config", "split", "test_split"} == set(DataConfig.__dataclass_fields__)
+    assert COMMON | {*other, "revision", "config", "split", "test_split"} == set(DataConfig.__dataclass_fields__)
 
 
 def sources(folder: Path) -> dict[str, DataConfig]:
@@ -156,8 +156,7 @@ def test_documents_can_be_read_from_any_number_on(tmp_path, kind):
     everything = listed(0)
     assert len(everything) > 1 and listed(0) == everything
     starts = range(len(everything) + 2)
-    slow = "hf" in kind or kind == "wikitext"  # `datasets` opens the files anew each time
-    for start in (1, len(everything) - 1) if slow else starts:
+    for start in starts:
         assert listed(start) == everything[start:], start
 
 
@@ -279,6 +278,17 @@ def test_parquet_rows_are_documents(tmp_path):
     assert corpus.meta["skipped"] == {"empty texts": 40}
 
 
+def test_categories_are_texts(tmp_path):
+    column = pyarrow.array([*TEXTS, None, "", *TEXTS]).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet", row_group_size=4)
+    assert pyarrow.types.is_dictionary(pyarrow.parquet.ParquetFile(tmp_path / "a.parquet").schema_arrow.field(0).type)
+    assert texts_of(read(DataConfig("parquet", path=str(tmp_path / "a.parquet")))) == TEXTS * 2
+    numbers = pyarrow.table({"text": pyarrow.array([1, 2]).dictionary_encode()})
+    pyarrow.parquet.write_table(numbers, tmp_path / "n.parquet")
+    with pytest.raises(DataError, match="column 'text' holds int64, allowed: string"):
+        read(DataConfig("parquet", path=str(tmp_path / "n.parquet")))
+
+
 def test_parquet_that_cannot_be_used(tmp_path):
     def refused(path: str, message: str, **keys) -> None:
         with pytest.raises(DataError, match=message) as error:
@@ -334,6 +344,33 @@ def test_a_pattern_that_matches_nothing_is_named(tmp_path):
         prepare(DataConfig("text", path=str(tmp_path / "*.txt")), BYTE, tmp_path / "data")
 
 
+def test_a_pattern_is_the_folder_wherever_it_is(tmp_path):
+    """The same names, so the same documents are held out, in the same order."""
+    found = []
+    for place in ("here", "a/longer/way"):
+        for n in range(40):
+            path = tmp_path / place / f"texts/{n % 7}/{n}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"text {n}")
+        for end in ("texts", "texts/**/*.txt", "texts/*/*.txt", "texts/[0-6]/*"):
+            found.append(read(DataConfig("text", path=str(tmp_path / place / end))))
+    assert len(found[0]) == 40 and len({one[0] for one in found[0]}) == 3
+    assert all(one == found[0] for one in found)
+    one = read(DataConfig("text", path=str(tmp_path / "here/texts/3/*.txt")))
+    assert one == read(DataConfig("text", path=str(tmp_path / "here/texts/3")))
+
+
+def test_linked_folders_are_counted(tmp_path):
+    (tmp_path / "texts/deep").mkdir(parents=True)
+    for n in range(4):
+        (tmp_path / f"texts/deep/{n}.txt").write_text(str(n))
+    (tmp_path / "texts/link").symlink_to(tmp_path / "texts")  # in a circle
+    (tmp_path / "texts/.link").symlink_to(tmp_path / "texts")
+    config = DataConfig("text", path=str(tmp_path / "texts"))
+    assert texts_of(read(config)) == list("0123")
+    assert package(config).source(config).skipped == {"linked folders": 1, "hidden folders": 1}
+
+
 # ----------------------------------------------------------------------------------- which of a stream are held out
 
 
@@ -373,6 +410,14 @@ def test_installed_packages_join_the_library(tmp_path, monkeypatch):
     alone, all_of_it = read(DataConfig("stdlib")), read(DataConfig("stdlib", site_packages=True))
     assert sorted(texts_of(alone)) == sorted(f"# stdlib {n}\n" for n in range(20))
     assert sorted(texts_of(all_of_it)) == sorted(f"# {name} {n}\n" for name in places for n in range(20))
+    before = [
+        package(c).source(c).fingerprint for c in (DataConfig("stdlib"), DataConfig("stdlib", site_packages=True))
+    ]
+    for place in ("stdlib", "purelib"):  # edited in place to the same length: that matters only for packages
+        path = places[place] / f"{place}_package/module0.py"
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+    after = [package(c).source(c).fingerprint for c in (DataConfig("stdlib"), DataConfig("stdlib", site_packages=True))]
+    assert after[0] == before[0] and after[1] != before[1]
     corpora = [
         prepare(DataConfig("stdlib", site_packages=s), BYTE, tmp_path / "data", lambda _: None) for s in (0 > 1, True)
     ]
@@ -434,13 +479,13 @@ def test_nanogpts_characters_need_their_vocabulary(tmp_path):
                 ConfigError, match="meta.pkl holds the vocabulary as a pickle, which is not opened"
             ) as e:
                 call(config, tokenizer, tmp_path / "data")
-    with pytest.raises(DataError, match="holds ids, not text.*tokenizer=char tokenizer.path="):
+    with pytest.raises(DataError, match="holds ids, not text.*tokenizer=char tokenizer.file="):
         prepare(config, CHAR, tmp_path / "data", lambda _: None)
     command = re.search(r'python -c "(.*)" > characters.json', str(e.value)).group(1)
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     (tmp_path / "characters.json").write_text(done.stdout)  # as the message says
     corpus = prepare(
-        config, TokenizerConfig("char", path=str(tmp_path / "characters.json")), tmp_path / "data", lambda _: None
+        config, TokenizerConfig("char", file=str(tmp_path / "characters.json")), tmp_path / "data", lambda _: None
     )
     assert corpus.tokenizer.decode(corpus.train[:]) + corpus.tokenizer.decode(corpus.val[:]) == text
     assert not (tmp_path / "opened").exists()
@@ -488,17 +533,19 @@ def repository(folder: Path, kind: str) -> dict[str, list[str]]:
         rows = [{"id": n, "text": text} for n, text in enumerate(of_split)]
         if kind == "parquet":
             write_parquet(folder / f"{split}-00000-of-00001.parquet", rows, row_group_size=9)
-        elif kind == "text":
+        elif kind.startswith("text"):
             for n, text in enumerate(of_split):
                 (folder / split).mkdir(parents=True, exist_ok=True)
-                (folder / split / f"{n:03}.txt").write_bytes(text.encode())
+                path = folder / split / f"{n:03}.{kind.replace('text', 'txt')}"
+                path.write_bytes(packed(path.name, text.encode()))
         else:
             write_lines(folder / f"{split}.{kind}", rows)
     return texts
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz", "text"])
-def test_a_copy_of_a_dataset_is_read_as_the_hubs(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz", "text", "text.gz"])
+def test_a_copy_of_a_dataset_is_read_as_the_hubs(tmp_path, kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # which is not needed, nor a network
     texts = repository(tmp_path / "copy", kind)
     config = DataConfig("hf", path=str(tmp_path / "copy"), val_split="validation", test_split="test")
     expected = [
@@ -525,13 +572,129 @@ def test_one_file_is_a_dataset(tmp_path):
 
 
 def test_a_copy_with_configurations_is_read_by_their_name(tmp_path):
-    for name in ("small", "large"):
-        write_parquet(tmp_path / name / "train.parquet", [{"text": f"{name} {n}"} for n in range(9)])
-    configs = [f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("small", "large")]
-    (tmp_path / "README.md").write_text("---\nconfigs:\n" + "".join(configs) + "---\n")
-    assert texts_of(read(DataConfig("hf", path=str(tmp_path), config="large"))) == [f"large {n}" for n in range(9)]
-    with pytest.raises(DataError, match="Config name is missing"):
-        read(DataConfig("hf", path=str(tmp_path)))
+    for name in ("small", "large", "sample/10BT"):
+        for split in ("train", "test"):
+            rows = [{"text": f"{name} {split} {n}"} for n in range(9)]
+            write_parquet(tmp_path / f"copy/{name}/{split}-00000-of-00001.parquet", rows)
+    (tmp_path / "copy/dataset_infos.json").write_text("{}")
+
+    def config(path: str, **keys) -> DataConfig:
+        return DataConfig("hf", path=str(tmp_path / path), **keys)
+
+    for name, folder in (("large", "large"), ("sample-10BT", "sample/10BT")):
+        expected = [f"{folder} train {n}" for n in range(9)]
+        chosen = config("copy", config=name)
+        assert texts_of(read(chosen)) == expected
+        assert package(chosen).source(chosen).skipped == {
+            "files about the dataset": 1,
+            "files of another configuration": 4,
+            "files of other splits": 1,
+        }
+        for path in (f"copy/{folder}", f"copy/{folder}/train*.parquet"):  # named by the path itself
+            assert texts_of(read(config(path, config=name))) == expected
+    with pytest.raises(ConfigError, match="data.config: got null, .* several hold t.*: large, sample-10BT, small"):
+        read(config("copy"))
+    with pytest.raises(ConfigError, match="data.config: got 'medium', allowed: null .*: large, sample-10BT, small"):
+        read(config("copy", config="medium"))
+
+
+@pytest.mark.parametrize(
+    "name, split",
+    [
+        ("train.jsonl", "train"),
+        ("validation-00000-of-00002.parquet", "validation"),
+        ("train_sft-00000-of-00001-a1b2c3.parquet", "train_sft"),
+        ("data/dev.jsonl.gz", "validation"),
+        ("test/train_station.txt", "train"),
+        ("test/a/1.txt", "test"),
+        ("Eval 2.json", "test"),
+        ("wiki.valid.raw", "validation"),
+        ("TinyStories-train.txt", "train"),
+        ("unsupervised.parquet", "unsupervised"),
+        ("trained.txt", None),
+        ("latest/contest.txt", None),
+        ("part-0.parquet", None),
+    ],
+)
+def test_the_split_that_a_name_tells(name, split):
+    assert hf.split_told(name, ["unsupervised"]) == split
+
+
+def test_files_of_a_copy_that_are_not_read_are_counted(tmp_path):
+    for name in ("train-1", "train-2", "dev", "test", "notes"):
+        write_lines(tmp_path / f"copy/{name}.jsonl", [{"text": f"{name} {n}"} for n in range(4)])
+    (tmp_path / "copy/README.md").write_text("---\nconfigs:\n- config_name: a\n  data_files: notes.jsonl\n---\n")
+    config = DataConfig("hf", path=str(tmp_path / "copy"), val_split="validation")
+    corpus = prepare(config, BYTE, tmp_path / "data", lambda _: None)
+    assert corpus.meta["skipped"] == {
+        "files of another kind": 1,
+        "files whose name tells no split": 1,
+        "files of other splits": 1,
+    }
+    assert [corpus.meta["splits"][split]["documents"] for split in ("train", "val", "test")] == [8, 4, 0]
+    assert corpus.tokenizer.decode(corpus.val[:]) == "".join(f"dev {n}" for n in range(4))
+    write_lines(tmp_path / "copy/train-2.jsonl", [{"text": "another"}] * 4)  # what is read makes the fingerprint
+    assert prepare(config, BYTE, tmp_path / "data", lambda _: None).folder != corpus.folder
+
+
+def test_files_whose_names_tell_nothing_are_to_train_on(tmp_path):
+    for n in range(3):
+        write_lines(tmp_path / f"copy/{n}.jsonl", [{"text": f"{n} {i}"} for i in range(4)])
+    assert texts_of(read(DataConfig("hf", path=str(tmp_path / "copy")))) == [
+        f"{n} {i}" for n in range(3) for i in range(4)
+    ]
+    with pytest.raises(ConfigError, match="data.split: got 'dev', allowed: what the names at .* tell: train"):
+        read(DataConfig("hf", path=str(tmp_path / "copy"), split="dev"))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst"])
+@pytest.mark.parametrize("block", [1, 5, 2**20])
+def test_packed_text_is_unpacked(tmp_path, monkeypatch, name, block):
+    monkeypatch.setattr(gpt.sources, "BLOCK", block)
+    text = "".join(TEXTS) * 3
+    (tmp_path / name).write_bytes(packed(name, text.encode()))
+    assert "".join(gpt.sources.read_text(tmp_path / name)) == text
+    bad = text.encode() + "é".encode()[:1]
+    (tmp_path / name).write_bytes(packed(name, bad))
+    with pytest.raises(DataError, match=f"{name}: byte {len(bad) - 1} of its text is not UTF-8"):
+        list(gpt.sources.read_text(tmp_path / name))
+    whole = packed(name, os.urandom(50_000).hex().encode())
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=f"{name}: cannot be read behind byte [0-9,]+ of its text"):
+        list(gpt.sources.read_text(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"test_split": "test"}, "data.test_split: got 'test', allowed: null, since data.val_split is; name both"),
+        ({"val_split": "train"}, "data.val_split: got 'train', allowed: a split of its own"),
+        ({"val_split": "test", "test_split": "test"}, "data.val_split: got 'test', allowed: a split of its own"),
+        ({"val_split": "validation", "test_split": "train"}, "data.test_split: got 'train', allowed: a split of its"),
+        (
+            {"val_split": "validation", "val_fraction": 0.2},
+            "data.val_fraction: got 0.2, allowed: 0.1, since data.val_s",
+        ),
+        (
+            {"val_split": "validation", "test_fraction": 0.0},
+            "data.test_fraction: got 0.0, allowed: 0.05, since data.val",
+        ),
+    ],
+)
+def test_splits_that_do_not_go_together(tmp_path, keys, message):
+    repository(tmp_path / "copy", "jsonl")
+    for place in ({"path": str(tmp_path / "copy")}, {"repo": "someone/something"}):
+        with pytest.raises(ConfigError, match=message):
+            check_source(DataConfig("hf", **place, **keys), BYTE, tmp_path / "data")
+
+
+def test_labels_tell_where_a_key_was_left_out():
+    one = DataConfig("hf", repo="a/b", config="train", split="x")
+    other = DataConfig("hf", repo="a/b", split="train", text_field="x")
+    labels = {
+        hf.label(c) for c in (one, other, DataConfig("hf", repo="a/b"), DataConfig("hf", repo="a/b", revision="v1"))
+    }
+    assert len(labels) == 4
 
 
 @pytest.mark.parametrize("max_tokens", [None, 400])
@@ -541,9 +704,12 @@ def test_the_hub_is_asked_for_a_stream_or_for_all(tmp_path, monkeypatch, max_tok
 
     texts = repository(tmp_path / "copy", "parquet")
     asked, load = [], datasets.load_dataset
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hf, "commit", lambda config: asked.append("commit") or f"{config.revision} is c0ffee")
 
     def local(repo, config, **keys):
-        asked.append((repo, config, keys))
+        asked.append((repo, config, dict(keys)))
+        keys.pop("revision")
         return load(str(tmp_path / "copy"), cache_dir=str(tmp_path / "cache"), **keys)
 
     monkeypatch.setattr(datasets, "load_dataset", local)
@@ -551,7 +717,9 @@ def test_the_hub_is_asked_for_a_stream_or_for_all(tmp_path, monkeypatch, max_tok
     config = DataConfig("hf", repo="someone/something", config="part", max_tokens=max_tokens)
     corpus = prepare(config, BYTE, tmp_path / "data", lambda _: None)
     assert asked[0] == "https://huggingface.co"
-    assert asked[1] == ("someone/something", "part", {"split": "train", "streaming": max_tokens is not None})
+    keys = {"split": "train", "revision": "None is c0ffee", "streaming": max_tokens is not None}
+    assert asked[1] == "commit" and asked[2] == ("someone/something", "part", keys)
+    assert asked.count("commit") == 1 and {one[2]["revision"] for one in asked if len(one) == 3} == {"None is c0ffee"}
     n_tokens = sum(split["tokens"] for split in corpus.meta["splits"].values())
     assert n_tokens == max_tokens or (
         max_tokens is None and n_tokens == sum(len(t.encode()) + 1 for t in texts["train"])
@@ -559,41 +727,62 @@ def test_the_hub_is_asked_for_a_stream_or_for_all(tmp_path, monkeypatch, max_tok
     asked.clear()
     assert prepare(config, BYTE, tmp_path / "data").folder == corpus.folder and asked == []  # and then no more
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.invalid")
-    read(DataConfig("hf", repo="someone/something"))
-    assert "https://mirror.invalid" in asked
+    tagged = DataConfig("hf", repo="someone/something", revision="v1")
+    source = package(tagged).source(tagged)
+    assert (
+        source.fingerprint["revision"] == "v1" and source.settled == {} and asked == []
+    )  # it asks the hub for nothing
+    assert texts_of(
+        [one if isinstance(one, Skipped) else (one.split, "".join(one.blocks)) for one in source.documents(0)]
+    )
+    assert "https://mirror.invalid" in asked and source.settled == {"revision": "v1 is c0ffee"}
+    source = package(tagged).source(tagged)
+    source.settled["revision"] = "an older one"  # of a preparation that goes on
+    asked.clear()
+    next(source.documents(5))
+    assert "commit" not in asked and {one[2]["revision"] for one in asked if len(one) == 3} == {"an older one"}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    asked.clear()
+    next(package(tagged).source(tagged).documents(0))
+    assert {one[2]["revision"] for one in asked} == {"v1"}  # no one else was asked anything
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
         ({}, "data.repo: got null, allowed: a dataset of the Hugging Face hub"),
-        ({"path": "{}/nowhere"}, "data.path: got .*nowhere', which is not there; allowed: a folder of parquet"),
+        ({"path": "{}/nowhere"}, "data.path: got .*nowhere', which is not there; allowed: a file, folder or pattern"),
         (
             {"path": "{}/copy", "split": "dev"},
-            "data.split: got 'dev', allowed: what there is at .*: train, validation, test",
+            "data.split: got 'dev', allowed: what the names at .* tell: other, test, train",
         ),
         (
-            {"path": "{}/copy", "text_field": "body"},
-            "row 0 of train: has no 'body'; allowed as data.text_field: id, text",
+            {"path": "{}/copy", "split": "other", "val_split": "validation"},
+            "data.val_split: got 'validation', allowed: what the names at .* tell: other, test, train",
         ),
-        ({"path": "{}/copy", "text_field": "id"}, "row 0 of train: 'id' is a int, allowed: a text or null"),
+        ({"path": "{}/copy", "text_field": "body"}, "has no column 'body'; allowed as data.text_field: .'id', 'text'"),
+        ({"path": "{}/copy", "text_field": "id"}, "column 'id' holds int64, allowed: string"),
+        ({"path": "{}/copy", "revision": "v1"}, "data.revision: got 'v1', allowed: null with data.path"),
         ({"path": "{}/script"}, "data.path: .*script holds no text; allowed"),
-        ({"path": "{}/mixed"}, "mixed: train cannot be read at row 0 .Dataset scripts are no longer supported"),
-        ({"path": "{}/dates.jsonl"}, "row 0 of train: 'text' is a datetime, allowed: a text or null"),
         (
-            {"path": "{}/bad.jsonl"},
-            "bad.jsonl: train cannot be read at row .* data=jsonl and data=parquet name the place",
+            {"path": "{}/mixed"},
+            "mixed has 1 of Parquet and 2 of JSON lines; allowed: .*; say which: data.path='.*/mixed/",
         ),
-        ({"path": "{}/x.csv"}, "data.path: got .*x.csv', allowed: a folder of parquet"),
+        ({"path": "{}/bad.jsonl"}, "bad.jsonl: line 2, byte 24 is no JSON"),
+        (
+            {"path": "{}/x.csv"},
+            "data.path: .*x.csv has 1 of another kind; allowed: a file, folder or pattern of Parquet",
+        ),
     ],
 )
 def test_datasets_that_cannot_be_used(tmp_path, config, message):
-    repository(tmp_path / "copy", "parquet")
-    for name in ("script", "mixed"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    write_lines(tmp_path / "mixed/train.jsonl", [{"text": "a"}] * 5)
-    write_lines(tmp_path / "dates.jsonl", [{"text": "2020-01-01"}] * 5)
+    for name in ("train", "test", "other-00000-of-00001"):
+        write_parquet(tmp_path / f"copy/{name}.parquet", [{"id": 1, "text": "a"}] * 5)
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script/script.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    write_parquet(tmp_path / "mixed/train.parquet", [{"text": "a"}] * 5)
+    for name in ("train.jsonl", "test.json.gz"):
+        write_lines(tmp_path / "mixed" / name, [{"text": "a"}] * 5)
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
     (tmp_path / "x.csv").write_text("text\na\n")
     config = {key: value.format(tmp_path) for key, value in config.items()}
@@ -666,6 +855,20 @@ def test_wikitext_is_put_together_to_articles(tmp_path):
     corpus = prepare(config, BYTE, tmp_path / "data", lambda _: None)
     assert [corpus.meta["splits"][split]["documents"] for split in ("train", "val", "test")] == [30, 2, 3]
     assert corpus.meta["skipped"] == {}  # blank lines are part of the text
+    for split, of_split in written.items():  # and the published files, which are text
+        (tmp_path / f"raw/wiki.{split.replace('validation', 'valid')}.raw").parent.mkdir(exist_ok=True)
+        (tmp_path / f"raw/wiki.{split.replace('validation', 'valid')}.raw").write_text("".join(of_split))
+    raw = DataConfig("wikitext2", path=str(tmp_path / "raw"), val_split="validation", test_split="test")
+    again = prepare(raw, BYTE, tmp_path / "data", lambda _: None)
+    assert (again.train_sha256, again.val_sha256) == (corpus.train_sha256, corpus.val_sha256)
+    assert again.val_documents[:].tolist() == corpus.val_documents[:].tolist()
+
+
+@relaxed
+@given(st.text(alphabet="a \n\r\u2028", max_size=30), st.integers(1, 7))
+def test_lines_of_blocks(text, block):
+    expected = [line for line in re.findall("[^\n]*\n?", text) if line]
+    assert list(lines_of(text[at : at + block] for at in range(0, len(text), block))) == expected
 
 
 @relaxed

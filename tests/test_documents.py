@@ -44,13 +44,13 @@ def test_a_single_text_is_cut_between_characters(tmp_path, seed):
     path.write_bytes(text.encode())
     size = len(text.encode())
     for fraction, test_fraction in rng.uniform(0.01, 0.49, (30, 2)):
-        train, test, val = cut_text(path, fraction, test_fraction)
+        val, test, train = cut_text(path, fraction, test_fraction)  # held out first, for who ends early
         texts = ["".join(document.blocks) for document in (train, test, val)]
         assert "".join(texts) == text
         assert [(d.split, d.ends) for d in (train, test, val)] == [("train", False), ("test", False), ("val", True)]
         assert abs(len(texts[2].encode()) - fraction * size) <= 4
         assert abs(len(texts[1].encode()) - test_fraction * size) <= 8
-        before, same = cut_text(path, fraction, 0)  # without a test: the same validation
+        same, before = cut_text(path, fraction, 0)  # without a test: the same validation
         assert "".join(before.blocks) == texts[0] + texts[1] and "".join(same.blocks) == texts[2]
 
 

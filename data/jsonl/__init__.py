@@ -4,21 +4,18 @@
 number. Blank lines and texts that are null or empty are left out and counted; anything else is refused with its line.
 """
 
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from gpt.documents import Skipped, Source
 from gpt.errors import DataError
 from gpt.schema import DataConfig
-from gpt.sources import Files, checked_text, in_blocks, located, path_label, stream
+from gpt.sources import PACKED, UNREADABLE, Files, checked_text, in_blocks, located, path_label, stream, unpacked
 
 KEYS = {"path", "text_field"}
-SUFFIXES = [f".{kind}{packed}" for kind in ("jsonl", "ndjson", "json") for packed in ("", ".gz", ".zst")]
+SUFFIXES = [f".{kind}{packed}" for kind in ("jsonl", "ndjson", "json") for packed in ("", *PACKED)]
 ALLOWED = f"a file of JSON lines, a folder of them, or a pattern ({' '.join(SUFFIXES)})"
 
 
@@ -29,27 +26,25 @@ def label(config: DataConfig) -> str:
 def source(config: DataConfig) -> Source:
     path = located(config, ALLOWED)
     files = Files(path, SUFFIXES, ALLOWED)
-
-    def texts() -> Iterator[Iterable[str] | Skipped]:
-        for file in files.paths.values():
-            yield from read(file, config.text_field)
-
-    packed = any(name.endswith((".gz", ".zst")) for name in files.paths)
-    fingerprint = files.fingerprint() | {"text_field": config.text_field}
     return Source(
         str(path),
-        fingerprint,
-        lambda start: stream(lambda first: islice(texts(), first, None), start, config),
+        files.fingerprint() | {"text_field": config.text_field},
+        lambda start: stream(lambda first: texts(files.paths.values(), config.text_field, first), start, config),
         files.skipped,
-        None if packed else files.size,
+        files.text_size,
     )
+
+
+def texts(paths: Iterable[Path], field: str, start: int) -> Iterator[Iterable[str] | Skipped]:
+    """The lines of all files, from number `start` on."""
+    return islice(chain.from_iterable(read(path, field) for path in paths), start, None)
 
 
 def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
     """The text of each line, in blocks. Raises DataError naming the file, the line and the byte."""
     number = at = 0
     try:
-        with opened(path) as file:
+        with unpacked(path) as file:
             for line in file:
                 number, begin, at = number + 1, at, at + len(line)
                 where = f"{path}: line {number:,}"
@@ -68,20 +63,9 @@ def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
                 text = checked_text(parsed(line, where, begin), field, f"{where} (byte {begin:,})")
                 del line
                 yield in_blocks(text) if text else Skipped("empty texts")
-    except (OSError, EOFError, zlib.error) as error:
+    except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read behind line {number:,} ({reason})") from None
-
-
-def opened(path: Path) -> io.BufferedIOBase:
-    """The file, unpacked as its name says."""
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.name.endswith(".zst"):
-        import pyarrow  # which says when a file stops half-way
-
-        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
-    return open(path, "rb")
 
 
 def parsed(line: str, where: str, begin: int) -> dict:

@@ -24,14 +24,19 @@ def label(config: DataConfig) -> str:
 def source(config: DataConfig) -> Source:
     path = located(config, ALLOWED)
     files = Files(path, SUFFIXES, ALLOWED)
+    return Source(
+        str(path),
+        files.fingerprint() | {"text_field": config.text_field},
+        lambda start: stream(lambda first: texts(files.paths.values(), config.text_field, first), start, config),
+        files.skipped,
+    )
 
-    def texts(start: int) -> Iterator[Iterable[str] | Skipped]:
-        for file in files.paths.values():
-            yield from read(file, config.text_field, start)
-            start = max(0, start - n_rows(file, config.text_field))
 
-    fingerprint = files.fingerprint() | {"text_field": config.text_field}
-    return Source(str(path), fingerprint, lambda start: stream(texts, start, config), files.skipped)
+def texts(paths: Iterable[Path], field: str, start: int) -> Iterator[Iterable[str] | Skipped]:
+    """The rows of all files, from number `start` on."""
+    for path in paths:
+        yield from read(path, field, start)
+        start = max(0, start - n_rows(path, field))
 
 
 def n_rows(path: Path, field: str) -> int:
@@ -51,6 +56,8 @@ def opened(path: Path, field: str):
     if field not in file.schema_arrow.names:
         raise DataError(f"{path}: has no column {field!r}; allowed as data.text_field: {file.schema_arrow.names}")
     kind = file.schema_arrow.field(field).type
+    if pyarrow.types.is_dictionary(kind):  # a categorical column
+        kind = kind.value_type
     if str(kind) not in ("string", "large_string", "string_view"):
         raise DataError(f"{path}: column {field!r} holds {kind}, allowed: string")
     return file

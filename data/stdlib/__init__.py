@@ -65,8 +65,10 @@ def source(config: DataConfig) -> Source:
                 yield Skipped("empty")
 
     version = platform.python_version()
-    sizes = {name: path.stat().st_size for name, path in found.items()}
-    fingerprint = {"python": version, **listing([name, size] for name, size in sizes.items())}
+    stats = {name: path.stat() for name, path in found.items()}
+    # Packages differ between machines anyway, and are edited in place; the library is the same corpus on every machine.
+    listed = ([n, s.st_size, *([s.st_mtime_ns] if n.startswith("site-packages/") else [])] for n, s in stats.items())
+    fingerprint = {"python": version, **listing(listed)}
     packages = " and the packages installed beside it" if config.site_packages else ""
     description = f"standard library of Python {version} ({folder}){packages}"
-    return Source(description, fingerprint, documents, size=sum(sizes.values()))
+    return Source(description, fingerprint, documents, size=sum(stat.st_size for stat in stats.values()))

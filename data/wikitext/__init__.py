@@ -1,12 +1,13 @@
 """WikiText-2 and -103, raw (Merity et al. 2016): the articles, each a document, in the three splits as published.
 
-The hub has them as one line a row. Lines are put together again to articles, which begin at a heading of the first
-level (" = Title = "), and blank lines, which are empty rows there, are " \\n" as in the published files.
+The hub has them as one line a row, the published files (wiki.train.raw) as text. Lines are put together again to
+articles, which begin at a heading of the first level (" = Title = "), and blank lines, which are empty rows on the hub,
+are " \\n" as in the published files.
 """
 
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from data import hf
 from gpt.documents import Document, Skipped, Source
@@ -20,15 +21,24 @@ label = hf.label
 
 
 def source(config: DataConfig) -> Source:
-    label(config)
-    return hf.source_of(config, lambda start: islice(documents(config), start, None))
+    return hf.source_of(config, lambda rows, start: islice(documents(rows), start, None))
 
 
-def documents(config: DataConfig) -> Iterator[Document]:
-    for split, theirs in hf.splits(config).items():
-        rows = hf.rows(config, theirs)
-        for article in articles(BLANK if isinstance(row, Skipped) else "".join(row) for row in rows):
+def documents(rows: dict[str, hf.Rows]) -> Iterator[Document]:
+    for split, of_split in rows.items():
+        lines = chain.from_iterable([BLANK] if isinstance(row, Skipped) else lines_of(row) for row in of_split(0))
+        for article in articles(lines):
             yield Document(split, article)
+
+
+def lines_of(blocks: Iterable[str]) -> Iterator[str]:
+    """The lines of a text, with their ends."""
+    held = ""
+    for block in blocks:
+        *whole, held = (held + block).split("\n")
+        yield from (f"{line}\n" for line in whole)
+    if held:
+        yield held
 
 
 def articles(lines: Iterator[str]) -> Iterator[list[str]]:
