@@ -117,7 +117,7 @@ class DataConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TokenizerConfig:
-    """Which tokenizer. `path` is a file for hf (tokenizer.json) and, if it likes, char (JSON of its characters)."""
+    """Which tokenizer. `file` is a file for hf (tokenizer.json) and, if it likes, char (JSON of its characters)."""
 
     name: Literal[
         "byte",
@@ -132,7 +132,7 @@ class TokenizerConfig:
         "bpe",
         "hf",
     ] = "byte"
-    path: str | None = None
+    file: str | None = None
     vocab_size: Count | None = None  # of bpe, separator included
 
 

@@ -264,7 +264,7 @@ def test_only_char_and_bpe_read_the_texts(tmp_path, bpe):
     for name in KINDS:
         config = TokenizerConfig(
             name,
-            path=str(tmp_path / "tokenizer.json") if name == "hf" else None,
+            file=str(tmp_path / "tokenizer.json") if name == "hf" else None,
             vocab_size=300 if name == "bpe" else None,
         )
         if name in ("char", "bpe"):
@@ -284,13 +284,13 @@ def test_every_kind_can_be_chosen():
 @pytest.mark.parametrize(
     "config, message",
     [
-        (TokenizerConfig("byte", path="x"), "tokenizer.path: got 'x', allowed: null with tokenizer=byte"),
+        (TokenizerConfig("byte", file="x"), "tokenizer.file: got 'x', allowed: null with tokenizer=byte"),
         (TokenizerConfig("gpt2", vocab_size=500), "tokenizer.vocab_size: got 500, allowed: null with tokenizer=gpt2"),
         (TokenizerConfig("bpe"), "tokenizer.vocab_size: got null, allowed: at least 258"),
         (TokenizerConfig("bpe", vocab_size=257), "tokenizer.vocab_size: got 257, allowed: at least 258"),
-        (TokenizerConfig("hf"), "tokenizer.path: got null, allowed: a tokenizer.json; say tokenizer.path=<file>"),
-        (TokenizerConfig("hf", path="/no/where"), "tokenizer.path: /no/where cannot be read .No such file"),
-        (TokenizerConfig("char", path="/no/where"), "tokenizer.path: /no/where cannot be read .No such file"),
+        (TokenizerConfig("hf"), "tokenizer.file: got null, allowed: a tokenizer.json; say tokenizer.file=<file>"),
+        (TokenizerConfig("hf", file="/no/where"), "tokenizer.file: /no/where cannot be read .No such file"),
+        (TokenizerConfig("char", file="/no/where"), "tokenizer.file: /no/where cannot be read .No such file"),
     ],
 )
 def test_keys_that_cannot_be_used(config, message):
@@ -450,7 +450,7 @@ def test_a_file_of_gpt2_gives_the_ids_of_gpt2(gpt2, tmp_path):
     special = next(token for token in made["added_tokens"] if token["content"] == "<|endoftext|>")
     made["added_tokens"] = [special | {"id": 50256}]
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
-    tokenizer = new_tokenizer(TokenizerConfig("hf", path=str(tmp_path / "tokenizer.json")), [])
+    tokenizer = new_tokenizer(TokenizerConfig("hf", file=str(tmp_path / "tokenizer.json")), [])
     assert (tokenizer.vocab_size, tokenizer.separator) == (50257, 50256)
     np.testing.assert_array_equal(tokenizer.token_bytes(), gpt2.token_bytes())
     for text in (*PROSE, "".join(HOSTILE)):
@@ -475,8 +475,8 @@ def test_a_file_of_gpt2_gives_the_ids_of_gpt2(gpt2, tmp_path):
 def test_a_file_that_would_change_texts_is_refused(tmp_path, change, message):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(hf_json([], **change)))
-    with pytest.raises(DataError, match=f"tokenizer.path: {path} {message}") as error:
-        new_tokenizer(TokenizerConfig("hf", path=str(path)), [])
+    with pytest.raises(DataError, match=f"tokenizer.file: {path} {message}") as error:
+        new_tokenizer(TokenizerConfig("hf", file=str(path)), [])
     assert "\n" not in str(error.value)
 
 
@@ -485,8 +485,8 @@ def test_a_file_that_would_change_texts_is_refused(tmp_path, change, message):
 )
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(DataError, match="tokenizer.path: .*tokenizer.json ") as error:
-        new_tokenizer(TokenizerConfig("hf", path=str(tmp_path / "tokenizer.json")), [])
+    with pytest.raises(DataError, match="tokenizer.file: .*tokenizer.json ") as error:
+        new_tokenizer(TokenizerConfig("hf", file=str(tmp_path / "tokenizer.json")), [])
     assert "\n" not in str(error.value)
 
 
@@ -504,7 +504,7 @@ def test_a_file_is_named_by_its_content(tmp_path, bpe):
     labels = []
     for tokens in (bpe.tokens, bpe.tokens[:-1]):
         (tmp_path / "tokenizer.json").write_text(json.dumps(hf_json(tokens)))
-        labels.append(tokenizer_label(TokenizerConfig("hf", path=str(tmp_path / "tokenizer.json"))))
+        labels.append(tokenizer_label(TokenizerConfig("hf", file=str(tmp_path / "tokenizer.json"))))
     assert len(set(labels)) == 2 and all(label.startswith("hf") for label in labels)
     assert tokenizer_label(TokenizerConfig("bpe", vocab_size=300)) != tokenizer_label(
         TokenizerConfig("bpe", vocab_size=301)
@@ -517,7 +517,7 @@ def test_a_file_is_named_by_its_content(tmp_path, bpe):
 @pytest.mark.parametrize("value", ["\n abc漢", ["\n", " ", "a", "b", "c", "漢"]])
 def test_the_characters_can_be_given(tmp_path, value):
     (tmp_path / "characters.json").write_text(json.dumps(value))
-    config = TokenizerConfig("char", path=str(tmp_path / "characters.json"))
+    config = TokenizerConfig("char", file=str(tmp_path / "characters.json"))
     assert new_tokenizer(config, []).encode("cab漢").tolist() == [4, 2, 3, 5]
     assert tokenizer_label(config) != "char"
 
@@ -525,9 +525,9 @@ def test_the_characters_can_be_given(tmp_path, value):
 @pytest.mark.parametrize("content", ['""', "[]", '"ba"', '["a", "bc"]', "[1, 2]", "{}", "abc", '"aa"', "3"])
 def test_characters_that_are_none_are_refused(tmp_path, content):
     (tmp_path / "characters.json").write_text(content)
-    config = TokenizerConfig("char", path=str(tmp_path / "characters.json"))
+    config = TokenizerConfig("char", file=str(tmp_path / "characters.json"))
     for call in (tokenizer_label, lambda config: new_tokenizer(config, [])):
-        with pytest.raises(DataError, match="tokenizer.path: .*characters.json (holds|is no JSON)"):
+        with pytest.raises(DataError, match="tokenizer.file: .*characters.json (holds|is no JSON)"):
             call(config)
 
 

@@ -46,7 +46,7 @@ def source(config: DataConfig) -> Source:
         f"{pickled} holds the vocabulary as a pickle, which is not opened since it can run anything; write the "
         f'characters as JSON, for example from the text: python -c "import json; '
         f'print(json.dumps(sorted(set(open({str(folder / "input.txt")!r}).read()))))" > characters.json, and say '
-        "tokenizer=char tokenizer.path=characters.json"
+        "tokenizer=char tokenizer.file=characters.json"
     )
     return Source(
         f"nanoGPT's {folder}",

@@ -43,7 +43,7 @@ def tokenizer_label(config: TokenizerConfig) -> str:
 
     Raises ConfigError for a key that this tokenizer does not have, DataError for a file that cannot be used.
     """
-    keys = {"path": ("char", "hf"), "vocab_size": ("bpe",)}
+    keys = {"file": ("char", "hf"), "vocab_size": ("bpe",)}
     for key, names in keys.items():
         if getattr(config, key) is not None and config.name not in names:
             allowed = f"null with tokenizer={config.name}; it belongs to tokenizer={' and '.join(names)}"

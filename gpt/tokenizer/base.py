@@ -35,7 +35,7 @@ def blocks_of(document: Document) -> Iterator[str]:
         if not isinstance(block, str):
             raise DataError(
                 "tokenizer: this corpus holds ids, not text, so no vocabulary can be made from it; allowed: the one of "
-                "its ids, as tokenizer=gpt2, or tokenizer=char tokenizer.path=<a JSON file of its characters>"
+                "its ids, as tokenizer=gpt2, or tokenizer=char tokenizer.file=<a JSON file of its characters>"
             )
         yield block
 

@@ -13,7 +13,7 @@ from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
 class CharTokenizer(Tokenizer):
     """The characters of one corpus by code point, as in nanoGPT's shakespeare_char. No separator.
 
-    With tokenizer.path they are those of a JSON file: one text, or a list of one-letter texts, in the order of the ids.
+    With tokenizer.file they are those of a JSON file: one text, or a list of one-letter texts, in the order of the ids.
     """
 
     name = "char"
@@ -32,8 +32,8 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def new(cls, config, documents):
-        if config.path is not None:
-            return cls(_characters(config.path))
+        if config.file is not None:
+            return cls(_characters(config.file))
         characters: set[str] = set()
         for document in documents:
             for block in blocks_of(document):
@@ -48,9 +48,9 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def label(cls, config) -> str:
-        if config.path is None:
+        if config.file is None:
             return "char"
-        return "char" + hashlib.sha256(_characters(config.path).encode()).hexdigest()[:8]
+        return "char" + hashlib.sha256(_characters(config.file).encode()).hexdigest()[:8]
 
     def encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
@@ -77,14 +77,14 @@ def _characters(path: str) -> str:
     try:
         value = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"tokenizer.path: {path} cannot be read ({error.strerror})") from None
+        raise DataError(f"tokenizer.file: {path} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"tokenizer.path: {path} is no JSON in UTF-8 ({error})") from None
+        raise DataError(f"tokenizer.file: {path} is no JSON in UTF-8 ({error})") from None
     if isinstance(value, list) and all(isinstance(c, str) and len(c) == 1 for c in value):
         value = "".join(value)
     if not isinstance(value, str) or not value or list(value) != sorted(set(value)):
         raise DataError(
-            f"tokenizer.path: {path} holds {str(value)[:40]!r}; allowed: the characters of the vocabulary as one JSON "
+            f"tokenizer.file: {path} holds {str(value)[:40]!r}; allowed: the characters of the vocabulary as one JSON "
             "text or a list, each once, in order of code points"
         )
     return value

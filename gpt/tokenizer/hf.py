@@ -49,7 +49,7 @@ class FileTokenizer(Tokenizer):
         try:
             return cls(_content(config))
         except ValueError as error:
-            raise DataError(f"tokenizer.path: {config.path} {error}") from None
+            raise DataError(f"tokenizer.file: {config.file} {error}") from None
 
     @classmethod
     def load(cls, state):
@@ -103,12 +103,12 @@ def check_lossless(parsed: object) -> None:
 
 
 def _content(config) -> str:
-    """Of the file tokenizer.path. Raises ConfigError, DataError."""
-    if not config.path:
-        raise ConfigError("tokenizer.path", config.path, "a tokenizer.json", "say tokenizer.path=<file>")
+    """Of the file tokenizer.file. Raises ConfigError, DataError."""
+    if not config.file:
+        raise ConfigError("tokenizer.file", config.file, "a tokenizer.json", "say tokenizer.file=<file>")
     try:
-        return Path(config.path).expanduser().read_text(encoding="utf-8")
+        return Path(config.file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"tokenizer.path: {config.path} cannot be read ({error.strerror})") from None
+        raise DataError(f"tokenizer.file: {config.file} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise DataError(f"tokenizer.path: {config.path} is no tokenizer.json (not UTF-8)") from None
+        raise DataError(f"tokenizer.file: {config.file} is no tokenizer.json (not UTF-8)") from None
