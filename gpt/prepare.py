@@ -70,7 +70,9 @@ def write_corpus(
     """
 
     def new() -> Tokenizer:
-        return new_tokenizer(tokenizer, (one for one in source.documents(0) if isinstance(one, Document)))
+        return new_tokenizer(
+            tokenizer, (one for one in source.documents(0) if isinstance(one, Document)), data.max_tokens
+        )
 
     facts = {
         "name": data.name,
@@ -98,7 +100,9 @@ def write_corpus(
                     saved = time.monotonic()
         for split in ("train", "val"):
             if not draft.n_bytes[split]:
-                raise DataError(f"{source.description}: too little text, the {split} split is empty; give a longer one")
+                ended = data.max_tokens is not None and draft.tokens >= data.max_tokens
+                mend = f"say more than data.max_tokens={data.max_tokens}" if ended else "give a longer one"
+                raise DataError(f"{source.description}: too little text, the {split} split is empty; {mend}")
         if _source(data).fingerprint != source.fingerprint:
             raise DataError(f"{source.description}: changed while it was read; run the same command again")
         draft.finish(facts)

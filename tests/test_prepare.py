@@ -218,7 +218,7 @@ def test_progress_of_another_text_or_torn_is_not_gone_on_with(tmp_path):
         "{}",
         "[]",
         saved.replace('"tokens": ', '"tokens": 9'),
-        saved.replace('"of": "', '"of": "0'),
+        saved.replace('"identity": "', '"identity": "0'),
     ):
         assert spoiled != saved
         beside.parent.mkdir(exist_ok=True)
@@ -289,6 +289,21 @@ def test_a_limit_of_tokens_is_exact(tmp_path, monkeypatch):
             ids = getattr(part, split)[:]
             assert np.array_equal(ids, getattr(whole, split)[: len(ids)])  # the beginning of what there is
             assert part.meta["splits"][split]["bytes"] == len(part.tokenizer.decode_bytes(ids))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, CHAR, TokenizerConfig("bpe", vocab_size=260)])
+def test_a_single_text_can_be_limited(tmp_path, tokenizer):
+    """What is held out comes first, and a vocabulary is not made of what is left out."""
+    (tmp_path / "book.txt").write_text("€" + "never read " * 300 + "abcd efgh " * 30)
+    config = DataConfig("text", path=str(tmp_path / "book.txt"), val_fraction=0.03, test_fraction=0.03)
+    whole = prepare(config, BYTE, tmp_path / "data", [].append)
+    part = prepare(replace(config, max_tokens=600), tokenizer, tmp_path / "data", [].append)
+    assert size(part) == 600 and len(part.train) > 0
+    for split in ("val", "test"):
+        assert part.tokenizer.decode(getattr(part, split)[:]) == whole.tokenizer.decode(getattr(whole, split)[:])
+    assert tokenizer is not CHAR or "€" in part.tokenizer.characters and "w" not in part.tokenizer.characters
+    with pytest.raises(DataError, match="too little text, the train split is empty; say more than data.max_tokens=50$"):
+        prepare(replace(config, max_tokens=50), BYTE, tmp_path / "data", [].append)
 
 
 @pytest.mark.parametrize(

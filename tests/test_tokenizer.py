@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import gpt.download
 import gpt.tokenizer.bpe
-from gpt.documents import Document, pieces
+from gpt.documents import WORD_END, Document, pieces
 from gpt.download import download
 from gpt.errors import ConfigError, DataError
 from gpt.schema import TokenizerConfig
@@ -37,6 +37,7 @@ from gpt.tokenizer import (
     tokenizer_label,
 )
 from gpt.tokenizer.bpe import ENCODINGS, bytes_to_symbols, without_long_space
+from gpt.tokenizer.hf import CL100K, NOWHERE
 from tests.tokenizer_files import fill, shipped
 
 ROOT = Path(__file__).parents[1]
@@ -193,6 +194,92 @@ def test_encoding_piece_by_piece_equals_encoding_the_whole(gpt2, cl100k, o200k, 
     for tokenizer in (gpt2, cl100k, o200k, bpe, hf, ByteTokenizer()):
         parts = [*tokenizer.encode_batch(cut), np.array([], dtype=int)]
         np.testing.assert_array_equal(np.concatenate(parts), tokenizer.encode(whole))
+
+
+LLAMA3 = {"Regex": CL100K}  # as its tokenizer.json has it
+SPLIT = {"type": "Split", "pattern": LLAMA3, "behavior": "Isolated", "invert": False}
+BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GPT2_WORDS = BYTES_ALONE | {"use_regex": True}
+
+
+@pytest.mark.parametrize(
+    "parts, added, cut",
+    [
+        ([GPT2_WORDS], {}, True),
+        ([SPLIT, BYTES_ALONE], {}, True),
+        ([{"type": "Digits", "individual_digits": True}, GPT2_WORDS], {}, True),
+        ([GPT2_WORDS], {"content": "  a"}, True),
+        ([BYTES_ALONE], {}, False),
+        ([{"type": "Punctuation", "behavior": "Isolated"}, BYTES_ALONE], {}, False),
+        ([SPLIT | {"pattern": {"Regex": "b a"}}, GPT2_WORDS], {}, False),
+        ([SPLIT | {"behavior": "MergedWithNext"}, GPT2_WORDS], {}, False),
+        ([SPLIT | {"pattern": {"String": " "}}, BYTES_ALONE], {}, False),
+        ([GPT2_WORDS], {"content": "b a"}, False),
+    ],
+)
+def test_a_file_is_cut_into_pieces_only_where_its_ids_stay(parts, added, cut):
+    pre_tokenizer = parts[0] if len(parts) == 1 else {"type": "Sequence", "pretokenizers": parts}
+    made = hf_json([b" a", b"b a", b"ab", b"!!", b"b ab", b"  "], pre_tokenizer=pre_tokenizer)
+    made["added_tokens"][-1] |= added
+    tokenizer = FileTokenizer(json.dumps(made))
+    assert tokenizer.boundary is (WORD_END if cut else NOWHERE)
+    rng = np.random.default_rng()
+    for _ in range(60):
+        blocks = ["".join(rng.choice(list("aabb  !1\n"), 5)) for _ in range(8)]
+        cut_up = list(pieces(blocks, tokenizer.boundary))
+        assert "".join(cut_up) == "".join(blocks) and (cut or len(cut_up) == 1)
+        parted = np.concatenate(tokenizer.encode_batch(cut_up))
+        np.testing.assert_array_equal(parted, tokenizer.encode("".join(blocks)))
+
+
+def test_an_added_token_that_swallows_what_follows_is_cut_nowhere():
+    made = hf_json([])
+    made["added_tokens"][-1]["rstrip"] = True
+    assert FileTokenizer(json.dumps(made)).boundary is NOWHERE
+
+
+def test_an_entry_of_a_file_that_no_text_reaches_stands_for_nothing(bpe):
+    made = hf_json(bpe.tokens)
+    made["model"]["vocab"] |= {"<|文|>": 599, "two words": 600}  # the added ones then follow, whatever the file says
+    tokenizer = FileTokenizer(json.dumps(made))
+    stand_for = {token: tokenizer.token_bytes()[index] for token, index in tokenizer.vocabulary.items()}
+    assert [stand_for[token] for token in ("<|文|>", "two words", "<|endoftext|>", "漢字")] == [0, 0, 0, 6]
+    assert tokenizer.vocab_size == 604
+    assert tokenizer.separator == tokenizer.loaded.token_to_id("<|endoftext|>") == 602
+    for text in ("<|文|> two words", *PROSE[:2]):
+        check_round_trip(tokenizer, text)
+
+
+def test_the_bytes_of_ids_are_counted_once(bpe, monkeypatch):
+    """nanoGPT's tokens ask for them once a document, of which there are millions."""
+    tokenizer = load_tokenizer(bpe.state())
+    calls, table = [], tokenizer.table
+    monkeypatch.setattr(tokenizer, "table", lambda: calls.append(1) or table())
+    found = [tokenizer.token_bytes() for _ in range(5)]
+    assert calls == [1] and all(one is found[0] for one in found)
+    assert found[0].tolist() == [len(token) for token in table()]
+    with pytest.raises(ValueError, match="read-only"):
+        found[0][3] = 2
+
+
+@pytest.mark.parametrize("limit", [1, 5, 6, 11, 10**6])
+def test_a_vocabulary_is_of_no_more_text_than_is_wanted(limit):
+    read = []
+
+    def blocks(*parts):
+        for part in parts:
+            read.append(part)
+            yield part
+
+    documents = [Document("train", blocks("abc", "def")), Document("val", blocks("ghi", "jkl")), document("xyz" * 90)]
+    whole = "abcdefghijkl" + "xyz" * 90
+    tokenizer = new_tokenizer(TokenizerConfig("char"), iter(documents), limit)
+    assert tokenizer.characters == "".join(sorted(set(whole[:limit])))
+    assert len("".join(read)) < limit + 3
+
+    merged = [document("ab " * 10**4), document("xyz " * 10**6)]
+    limited = new_tokenizer(TokenizerConfig("bpe", vocab_size=258), iter(merged), limit)
+    assert limited.tokens == [b"ab" if limit < 10**4 else b"xy"] or limited.tokens == [b" a"]
 
 
 def test_pieces_stay_as_small_as_the_blocks():

@@ -4,7 +4,8 @@
 checkpoint holds of it. Text is always ordinary text: no text is ever taken for a separator or another special token.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from gpt.documents import Document
 from gpt.errors import ConfigError, DataError
@@ -51,13 +52,31 @@ def tokenizer_label(config: TokenizerConfig) -> str:
     return KINDS[config.name].label(config)
 
 
-def new_tokenizer(config: TokenizerConfig, documents: Iterable[Document]) -> Tokenizer:
+def new_tokenizer(config: TokenizerConfig, documents: Iterable[Document], limit: int | None = None) -> Tokenizer:
     """The tokenizer that `config` names.
 
     char takes its vocabulary from all of `documents`, bpe is trained on those of the training split; the others read
-    none.
+    none. Where only the first `limit` tokens are wanted, nothing is read that is certainly behind them.
     """
-    return KINDS[config.name].new(config, documents)
+    kind = KINDS[config.name]
+    return kind.new(config, documents if limit is None else _beginning(documents, limit * kind.longest))
+
+
+def _beginning(documents: Iterable[Document], left: int) -> Iterator[Document]:
+    """The first `left` characters of what is read of `documents`."""
+
+    def blocks(document: Document) -> Iterator:
+        nonlocal left
+        for block in document.blocks:
+            yield block[:left]
+            left -= min(left, len(block))
+            if not left:
+                return
+
+    for document in documents:
+        yield replace(document, blocks=blocks(document))
+        if not left:
+            return
 
 
 def load_tokenizer(state: dict) -> Tokenizer:

@@ -47,6 +47,7 @@ class Tokenizer:
     vocab_size: int
     separator: int | None  # the id between documents; None where the vocabulary has none
     boundary: re.Pattern | None = WORD_END  # where a text may be cut without changing its ids; None: anywhere
+    longest = 1  # characters that a token stands for at most, of a kind that is made from a corpus
 
     @classmethod
     def new(cls, config: TokenizerConfig, documents: Iterable[Document]) -> "Tokenizer":
@@ -94,9 +95,15 @@ class Tokenizer:
         """`decode_bytes` as text; what is not valid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
+    @cached_property
+    def _token_bytes(self) -> np.ndarray:
+        lengths = np.array([len(token) for token in self._table])
+        lengths.setflags(write=False)
+        return lengths
+
     def token_bytes(self) -> np.ndarray:
-        """(vocab_size,) int64: how many bytes each id stands for; 0 for the separator."""
-        return np.array([len(token) for token in self._table])
+        """(vocab_size,) int64, read only: how many bytes each id stands for; 0 for the separator."""
+        return self._token_bytes
 
     def state(self) -> dict:
         """Plain JSON from which `load_tokenizer` rebuilds this tokenizer."""

@@ -19,7 +19,7 @@ from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
 
 # The pattern that cuts text into words, within which pairs are merged: Radford et al. 2019 (GPT-2), as tiktoken has it.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-TRAINED_ON = 100 * 2**20  # bytes of text that a vocabulary is trained on at most
+TRAINED_ON = 100 * 2**20  # characters of text that a vocabulary is trained on at most
 LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # of one word in training, whose time grows with the square of it
 LONG_SPACE = re.compile(r"\s{65536}")  # more in a row overflow tiktoken's stack, with the pattern of o200k
 
@@ -152,6 +152,7 @@ class TrainedTokenizer(MergeTokenizer):
     """
 
     name = "bpe"
+    longest = 64
 
     def __init__(self, tokens: list[bytes]):
         self.tokens = tokens  # the merged ones
@@ -197,7 +198,7 @@ class TrainedTokenizer(MergeTokenizer):
 
 
 def train(documents: Iterable[Document], merges: int) -> list[bytes]:
-    """The first `merges` pairs, the most frequent first, of the training split: its first TRAINED_ON bytes.
+    """The first `merges` pairs, the most frequent first, of the training split: its first TRAINED_ON characters.
 
     A function of the text alone, whatever the number of threads. Fewer where the text has no more pairs.
     """
@@ -209,7 +210,7 @@ def train(documents: Iterable[Document], merges: int) -> list[bytes]:
         for document in documents:
             if document.split == "train":
                 for piece in pieces(blocks_of(document)):
-                    left -= len(piece)  # characters, which a text has no more of than bytes
+                    left -= len(piece)
                     if left < 0:
                         return
                     yield from cut_behind(LONG_RUN, piece)
@@ -218,7 +219,10 @@ def train(documents: Iterable[Document], merges: int) -> list[bytes]:
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = list(SYMBOLS.values())
     trainer = trainers.BpeTrainer(
-        vocab_size=256 + merges, initial_alphabet=alphabet, max_token_length=64, show_progress=False
+        vocab_size=256 + merges,
+        initial_alphabet=alphabet,
+        max_token_length=TrainedTokenizer.longest,
+        show_progress=False,
     )
     model.train_from_iterator(words(), trainer)
     ids = model.get_vocab()

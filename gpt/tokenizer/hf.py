@@ -2,14 +2,23 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 
+from gpt.documents import WORD_END
 from gpt.errors import ConfigError, DataError
 from gpt.tokenizer.base import Tokenizer, id_dtype, utf8
 from gpt.tokenizer.bpe import BYTES, symbols_to_bytes, without_long_space
 
+# Patterns of words of which, as of GPT-2's, none runs from a non-space into a space: Llama 3's and Qwen's.
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+WORDS = (CL100K, CL100K.replace("{1,3}", ""))
+NOWHERE = re.compile("(?!)")
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # the first of them that there is
 
 
@@ -38,10 +47,12 @@ class FileTokenizer(Tokenizer):
         self.loaded.no_truncation()
         self.loaded.no_padding()
         self.loaded.encode_special_tokens = True  # they are ordinary text where a text has them
+        self.boundary = boundary_of(parsed)
         self.vocabulary = self.loaded.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self.vocabulary.values()) + 1
-        self.added = {token["id"]: token for token in parsed.get("added_tokens", [])}
-        special = {token["content"]: token["id"] for token in self.added.values() if token["special"]}
+        # by the ids that they get, which can be others than those that the file says
+        self.added = {self.vocabulary[token["content"]]: token for token in parsed.get("added_tokens", [])}
+        special = {token["content"]: index for index, token in self.added.items() if token["special"]}
         self.separator = next((special[name] for name in SEPARATORS if name in special), None)
 
     @classmethod
@@ -74,7 +85,8 @@ class FileTokenizer(Tokenizer):
         table = [b""] * self.vocab_size
         for token, index in self.vocabulary.items():
             if index not in self.added:
-                table[index] = symbols_to_bytes(token)
+                # An entry of other characters is never reached from bytes.
+                table[index] = symbols_to_bytes(token) if BYTES.keys() >= set(token) else b""
             elif not self.added[index]["special"]:
                 table[index] = utf8(self.added[index]["content"])
         return table
@@ -100,6 +112,30 @@ def check_lossless(parsed: object) -> None:
             raise ValueError(f"changes texts by a pre-tokenizer ({part.get('type')}){remedy}")
     if not any(part.get("type") == "ByteLevel" for part in words) or not set(BYTES) <= set(model["vocab"]):
         raise ValueError(f"is not byte-level, or lacks some of the 256 bytes{remedy}")
+
+
+def boundary_of(parsed: dict) -> re.Pattern:
+    """WORD_END where texts can be cut there without changing the ids; else NOWHERE, then about LONGEST characters are
+    encoded together."""
+    words = parsed["pre_tokenizer"]
+    parts = words.get("pretokenizers", [words])
+    cuts = False
+    for part in parts:
+        if part["type"] == "Split":
+            isolated = part.get("behavior") == "Isolated" and not part.get("invert")
+            if not isolated or part.get("pattern", {}).get("Regex") not in WORDS:
+                return NOWHERE  # its matches may lie across any place
+            cuts = True
+        elif part["type"] == "ByteLevel":
+            cuts |= part.get("use_regex", True)  # GPT-2's pattern
+        # Digits and Punctuation look at a character alone
+    # These are looked for in the text as it is, before it is split.
+    across = any(
+        WORD_END.search(token["content"]) or token.get("rstrip")
+        for token in parsed.get("added_tokens", [])
+        if not token["special"]
+    )
+    return WORD_END if cuts and not across else NOWHERE
 
 
 def _content(config) -> str:
