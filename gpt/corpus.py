@@ -8,6 +8,9 @@
     meta.json                        source, tokenizer, counts, sha256 of the files and of itself; written last
 
 The test split is sealed: training and evaluation during it never read it.
+
+Format 1, which nothing writes any more, had one .npy file in place of shards, no test split, and the sha256 of whole
+files. It can be read, so that what was trained on it can be evaluated, and trained on.
 """
 
 import hashlib
@@ -18,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from gpt.errors import DataError
-from gpt.files import read_json, write_atomic
-from gpt.schema import DataConfig, TokenizerConfig
+from gpt.files import read_json, sha256_of, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
-from gpt.tokens import Tokens, check_ids, numbers_sha256, shard_path
+from gpt.tokens import Tokens, check_ids, header, npy_header, npy_sha256, numbers_sha256, shard_path
 
 FORMAT = 3  # to be raised when the same source gives other files; part of the folder's name
+FIRST = 1
 SPLITS = ("train", "val", "test")
 LARGE = 2**28  # bytes; larger files are verified once, not at every opening
 LONGEST = 2**16  # bytes; no tokenizer has a longer token
@@ -43,9 +46,29 @@ class Corpus:
     train_documents: Tokens  # (documents,) uint64, where in `train` each document starts
     val_documents: Tokens
     test_documents: Tokens
-    train_sha256: str  # of the ids as they are stored, whatever the shards
+    train_sha256: str  # of the ids as they are stored, whatever the shards; in format 1 of the .npy file
     val_sha256: str
     test_sha256: str
+
+    def hashes(self) -> dict[str, str]:
+        """What tells this corpus from every other: a checkpoint keeps it."""
+        own = {f"{split}_sha256": getattr(self, f"{split}_sha256") for split in SPLITS}
+        return {"tokenizer_sha256": self.tokenizer.sha256, **own}
+
+    def differing(self, hashes: dict) -> str | None:
+        """The first of a checkpoint's `hashes` that are not those of this corpus, None where all are.
+
+        A checkpoint without a test split is older than the shards: its hashes are those of .npy files.
+        """
+        for key, own in self.hashes().items():
+            if "test_sha256" not in hashes and key == "test_sha256":
+                continue
+            same = own == hashes[key]
+            if not same and "test_sha256" not in hashes and key != "tokenizer_sha256":
+                same = npy_sha256(getattr(self, key.removesuffix("_sha256"))) == hashes[key]
+            if not same:
+                return key
+        return None
 
     def summary(self) -> str:
         """A few lines for a person: what it was made of, and how much of it."""
@@ -56,8 +79,12 @@ class Corpus:
         for name, split in self.meta["splits"].items():
             counts = f"{split['documents']:>11,}{split['bytes']:>15,}{split['tokens']:>15,}"
             lines += [f"  {name:9}{counts}{split['tokens'] / total:>9.1%}"]
-        skipped = ", ".join(f"{count:,} {why}" for why, count in self.meta["skipped"].items())
-        return "\n".join(lines + ["", f"  skipped    {skipped or 'nothing'}"])
+        return "\n".join(lines + ["", f"  skipped    {self.skipped or 'nothing'}"])
+
+    @property
+    def skipped(self) -> str:
+        """What was left out: how many of each kind."""
+        return ", ".join(f"{count:,} {why}" for why, count in self.meta["skipped"].items())
 
 
 def open_corpus(folder: Path) -> Corpus:
@@ -74,19 +101,21 @@ def open_corpus(folder: Path) -> Corpus:
         raise DataError(f"{error}; prepare it again: {command}") from None
 
 
-def find_corpus(
-    data: DataConfig, tokenizer: TokenizerConfig, train_sha256: str, val_sha256: str, root: Path = Path("data")
-) -> Corpus | None:
-    """The prepared corpus whose ids have these hashes, whatever its source is now; None where there is none.
+def find_corpus(name: str, hashes: dict, root: Path = Path("data")) -> Corpus | None:
+    """The prepared corpus of data=<name> that has these `Corpus.hashes`, whatever its source is now, or None.
 
     One that is damaged is none.
     """
-    for path in sorted((Path(root) / data.name).glob("*/meta.json")):
-        meta = read_json(path)
+    for path in sorted((Path(root) / name).glob("*/meta.json")):
         try:
-            found = [meta["splits"][split]["sha256"] for split in ("train", "val")]
-            if found == [train_sha256, val_sha256] and meta["tokenizer"]["name"] == tokenizer.name:
-                return open_checked(path.parent)
+            meta = _read_meta(path)
+            said = {"tokenizer_sha256": meta["tokenizer_sha256"]}
+            said |= {f"{split}_sha256": meta["splits"][split]["sha256"] for split in SPLITS}
+            old = "test_sha256" not in hashes
+            if all(said[key] == hashes[key] for key in (("tokenizer_sha256",) if old else said)):
+                corpus = open_checked(path.parent)
+                if corpus.differing(hashes) is None:
+                    return corpus
         except (KeyError, TypeError, DataError):
             continue
     return None
@@ -154,6 +183,8 @@ def _read_meta(path: Path) -> dict:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not whole ({error})") from None
+    if isinstance(meta, dict) and meta.get("format") == FIRST:
+        return _of_first(path, meta)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         given = meta.get("format") if isinstance(meta, dict) else meta
         raise DataError(f"{path}: format {str(given)[:40]!r}, expected {FORMAT}")
@@ -162,20 +193,34 @@ def _read_meta(path: Path) -> dict:
     return meta
 
 
+def _of_first(path: Path, meta: dict) -> dict:
+    """What a meta.json of format 1 would say today; it had no sha256 of its own."""
+    try:
+        splits = {s: meta["splits"][s] | {"sha256": meta["files"][f"{s}.npy"]["sha256"]} for s in ("train", "val")}
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: something is missing or of another type ({error})") from None
+    nothing = {"documents": 0, "tokens": 0, "bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+    return meta | {"splits": splits | {"test": nothing}}
+
+
 def _open_files(
     folder: Path, stem: str, said: dict, dtype: np.dtype, total: int, vocab_size: int | None = None, last: int = 0
 ) -> Tokens:
     """The shards `stem` if they are what meta.json `said`: sizes, headers, sha256; ids, or starts below `last`."""
-    paths, counts = [], []
-    while (path := shard_path(folder, stem, len(paths))).name in said:
+    paths, counts = [folder / f"{stem}.npy"], []
+    old = paths[0].name in said
+    if not old:
+        paths = []
+        while (path := shard_path(folder, stem, len(paths))).name in said:
+            paths.append(path)
+    for path in paths:
         entry = said[path.name]
         if entry["dtype"] != dtype.name:
             raise DataError(f"{path}: holds {entry['dtype']}, expected {dtype.name}")
-        paths.append(path)
         counts.append(whole(entry["count"]))
     if sum(counts) != total:
         raise DataError(f"{folder}: meta.json says {total:,} numbers of {stem}, and {sum(counts):,} in its files")
-    tokens = Tokens(paths, counts, dtype)
+    tokens = Tokens(paths, counts, dtype, npy_header if old else header)
     good = [_verified(path, text(said[path.name]["sha256"])) for path in paths]
     if not all(good):
         if vocab_size is not None:
@@ -201,7 +246,7 @@ def _verified(path: Path, expected: str) -> bool:
     """Whether a large file was found good before; else its sha256 is taken now, and DataError raised if it differs."""
     if path.stat().st_size > LARGE and read_json(_sidecar(path)).get("verified") == _mark(path, expected):
         return True
-    if (sha256 := numbers_sha256(path)) != expected:
+    if (sha256 := (sha256_of if path.suffix == ".npy" else numbers_sha256)(path)) != expected:
         raise DataError(f"{path}: damaged, its sha256 is {sha256[:12]}…, meta.json says {expected[:12]}…")
     return False
 

@@ -11,9 +11,13 @@ A shard `<stem>-00000.bin` is a header of 32 bytes and `count` unsigned little-e
 
 import bisect
 import hashlib
+import io
 import os
 import struct
 import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +28,8 @@ MAGIC, VERSION = b"nanoPE\r\n", 1
 HEADER = struct.Struct("<8sIIQ8x")
 SHARD = 2**29  # numbers a shard: 1 GiB of uint16
 BLOCK = 2**20  # numbers looked at in one go
+WAITING = 8  # writes that may wait for their hash
+HASHING = ThreadPoolExecutor(1, "sha256")  # a thread of its own, since hashing takes as long as tokenizing by bytes
 
 
 def shard_path(folder: Path, stem: str, n: int) -> Path:
@@ -32,6 +38,48 @@ def shard_path(folder: Path, stem: str, n: int) -> Path:
 
 def header(dtype: np.dtype, count: int) -> bytes:
     return HEADER.pack(MAGIC, VERSION, dtype.itemsize, count)
+
+
+def npy_header(dtype: np.dtype, count: int) -> bytes:
+    """What stands before as many numbers in a .npy file, which token files once were."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
+    return file.getvalue()
+
+
+class Digest:
+    """The sha256 of numbers as they come, of each shard and of all together, taken on a thread beside."""
+
+    def __init__(self):
+        self.shards: list[str] = []  # of those that are full
+        self.shard, self.whole = hashlib.sha256(), hashlib.sha256()
+        self.waiting: deque = deque()
+
+    def update(self, numbers: bytes) -> None:
+        self._later(self._take, numbers)
+
+    def end_shard(self) -> None:
+        self._later(self._end)
+
+    def wait(self) -> None:
+        while self.waiting:
+            self.waiting.popleft().result()
+
+    def _later(self, what: Callable, *given) -> None:
+        if len(self.waiting) >= WAITING:
+            self.waiting.popleft().result()
+        self.waiting.append(HASHING.submit(what, *given))
+
+    def _take(self, numbers: bytes) -> None:
+        self.shard.update(numbers)
+        if self.shards:  # before, there is nothing else in the whole
+            self.whole.update(numbers)
+
+    def _end(self) -> None:
+        if not self.shards:
+            self.whole = self.shard.copy()
+        self.shards.append(self.shard.hexdigest())
+        self.shard = hashlib.sha256()
 
 
 class TokenWriter:
@@ -44,6 +92,7 @@ class TokenWriter:
     def __init__(self, folder: Path, stem: str, dtype: np.dtype, vocab_size: int | None = None, count: int = 0):
         self.folder, self.stem, self.dtype, self.vocab_size, self.count = folder, stem, dtype, vocab_size, count
         self.file = None
+        self.digest = Digest()
         whole, rest = divmod(count, SHARD)
         for n, kept in enumerate([SHARD] * whole + [rest] * (rest > 0)):
             path = shard_path(folder, stem, n)
@@ -51,6 +100,10 @@ class TokenWriter:
             if not path.is_file() or path.stat().st_size < size:
                 raise DataError(f"{path}: shorter than {size:,} bytes, as if it had lost its end")
             os.truncate(path, size)
+            for block in blocks_of(path):
+                self.digest.update(block)
+            if kept == SHARD:
+                self.digest.end_shard()
         if rest:
             self.file = open(shard_path(folder, stem, whole), "r+b")
             self.file.seek(0, os.SEEK_END)
@@ -65,10 +118,13 @@ class TokenWriter:
                 self.file = open(shard_path(self.folder, self.stem, n), "wb")
                 self.file.write(header(self.dtype, 0))
             part, ids = ids[: SHARD - filled], ids[SHARD - filled :]
-            self.file.write(part.astype(self.dtype, copy=False).tobytes())
+            numbers = part.astype(self.dtype, copy=False).tobytes()
+            self.file.write(numbers)
+            self.digest.update(numbers)
             self.count += len(part)
             if self.count % SHARD == 0:
                 self.close()
+                self.digest.end_shard()
 
     def sync(self) -> None:
         """Waits until the disk has what was written."""
@@ -89,41 +145,59 @@ class TokenWriter:
     def finish(self) -> tuple[dict, str]:
         """Closes, and tells what meta.json keeps of each file, and the sha256 of all numbers whatever the shards."""
         self.close()
-        files, whole = {}, hashlib.sha256()
-        for n in range(-(-self.count // SHARD)):
-            path = shard_path(self.folder, self.stem, n)
+        if self.count % SHARD:
+            self.digest.end_shard()
+        self.digest.wait()
+        files = {}
+        for n, sha256 in enumerate(self.digest.shards):
             count = min(SHARD, self.count - n * SHARD)
-            sha256 = numbers_sha256(path, also=whole)
-            files[path.name] = {"dtype": self.dtype.name, "count": count, "sha256": sha256}
-        return files, whole.hexdigest()
+            files[shard_path(self.folder, self.stem, n).name] = {
+                "dtype": self.dtype.name,
+                "count": count,
+                "sha256": sha256,
+            }
+        return files, self.digest.whole.hexdigest()
 
 
-def numbers_sha256(path: Path, also=None) -> str:
-    """Of what follows the header, in hex; `also` is another hash that takes it in."""
+def npy_sha256(tokens: "Tokens") -> str:
+    """Of a .npy file with these numbers, in hex."""
+    digest = hashlib.sha256(npy_header(tokens.dtype, len(tokens)))
+    for at in range(0, len(tokens), BLOCK):
+        digest.update(tokens[at : at + BLOCK].tobytes())
+    return digest.hexdigest()
+
+
+def numbers_sha256(path: Path) -> str:
+    """Of what follows the header, in hex."""
     digest = hashlib.sha256()
+    for block in blocks_of(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """What follows the header of a shard, a megabyte at a time."""
     with open(path, "rb") as file:
         file.seek(HEADER.size)
         while block := file.read(2**20):
-            digest.update(block)
-            if also:
-                also.update(block)
-    return digest.hexdigest()
+            yield block
 
 
 class Tokens:
     """The numbers of the shards `paths` as one array of one dimension. tokens[a:b] and tokens[i] read just these.
 
-    Nothing is mapped or kept, so memory stays flat however much is read. np.asarray(tokens) reads all.
+    `head(dtype, count)` is the header that a shard must have. Nothing is mapped or kept, so memory stays flat however
+    much is read. np.asarray(tokens) reads all.
     Raises DataError at opening where a shard is not what `counts` and `dtype` say, and later where it lost its end.
     """
 
-    def __init__(self, paths: list[Path], counts: list[int], dtype: np.dtype):
-        self.paths, self.dtype = paths, dtype
+    def __init__(self, paths: list[Path], counts: list[int], dtype: np.dtype, head: Callable = header):
+        self.paths, self.dtype, self.offset = paths, dtype, len(head(dtype, 0))
         self.ends = np.cumsum(counts).tolist()  # of each shard, where in the whole it ends
         self.files: list[int] = []
         weakref.finalize(self, _close, self.files)
         for path, count in zip(paths, counts, strict=True):
-            self.files.append(_open(path, count, dtype))
+            self.files.append(_open(path, count, dtype, head))
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -148,9 +222,9 @@ class Tokens:
         while at < end:
             n = bisect.bisect_right(self.ends, at // size)
             first = self.ends[n - 1] * size if n else 0
-            part = os.pread(self.files[n], min(end, self.ends[n] * size) - at, HEADER.size + at - first)
+            part = os.pread(self.files[n], min(end, self.ends[n] * size) - at, self.offset + at - first)
             if not part:
-                raise DataError(f"{self.paths[n]}: ends at byte {HEADER.size + at - first:,}, was longer when opened")
+                raise DataError(f"{self.paths[n]}: ends at byte {self.offset + at - first:,}, was longer when opened")
             parts.append(part)
             at += len(part)
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), self.dtype)
@@ -161,7 +235,7 @@ def _close(files: list[int]) -> None:
         os.close(file)
 
 
-def _open(path: Path, count: int, dtype: np.dtype) -> int:
+def _open(path: Path, count: int, dtype: np.dtype, head: Callable) -> int:
     """A file descriptor of the shard; raises DataError where it is another file than expected."""
     try:
         file = os.open(path, os.O_RDONLY)
@@ -170,10 +244,15 @@ def _open(path: Path, count: int, dtype: np.dtype) -> int:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     try:
-        size, expected = os.fstat(file).st_size, HEADER.size + count * dtype.itemsize
+        wanted = head(dtype, count)
+        size, expected = os.fstat(file).st_size, len(wanted) + count * dtype.itemsize
         if size != expected:
             raise DataError(f"{path}: {size:,} bytes, expected {expected:,}, as meta.json says")
-        found = os.pread(file, HEADER.size, 0)
+        found = os.pread(file, len(wanted), 0)
+        if head is npy_header and found != wanted:
+            raise DataError(f"{path}: its header is not that of {count:,} numbers of {dtype}")
+        if head is npy_header:
+            return file
         magic, version, itemsize, said = HEADER.unpack(found)
         if (magic, version) != (MAGIC, VERSION):
             raise DataError(f"{path}: begins with {magic!r} {version}, expected {MAGIC!r} {VERSION}: no token file")
@@ -181,7 +260,7 @@ def _open(path: Path, count: int, dtype: np.dtype) -> int:
             raise DataError(
                 f"{path}: its header says {said:,} numbers of {itemsize} bytes, expected {count:,} of {dtype.itemsize}"
             )
-        if found != header(dtype, count):
+        if found != wanted:
             raise DataError(f"{path}: its header ends in {found[-8:]!r}, expected zeros")
     except OSError as error:
         os.close(file)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,10 +21,8 @@ from gpt.tokens import HEADER, TokenWriter
 from tests.texts import BYTE, CHAR, DOCUMENTS, text_corpus
 
 
-def found(tmp_path: Path, corpus, tokenizer=BYTE, path="whatever"):
-    return find_corpus(
-        DataConfig("text", path=path), tokenizer, corpus.train_sha256, corpus.val_sha256, tmp_path / "data"
-    )
+def found(tmp_path: Path, corpus, **other):
+    return find_corpus("text", corpus.hashes() | other, tmp_path / "data")
 
 
 def test_tokens_are_found_by_their_hashes_whatever_the_source_is_now(tmp_path):
@@ -35,12 +32,17 @@ def test_tokens_are_found_by_their_hashes_whatever_the_source_is_now(tmp_path):
     shutil.rmtree(tmp_path / "texts")
     assert found(tmp_path, first).folder == first.folder
     assert found(tmp_path, second).folder == second.folder
-    assert found(tmp_path, chars, CHAR).folder == chars.folder
-    assert found(tmp_path, chars, BYTE) is None
+    assert found(tmp_path, chars).folder == chars.folder
     os.rename(first.folder, first.folder.with_name("kept by hand"))
     assert found(tmp_path, first).folder.name == "kept by hand"
-    mixed = SimpleNamespace(train_sha256=first.train_sha256, val_sha256="0" * 64)
-    assert found(tmp_path, mixed) is None
+
+
+@pytest.mark.parametrize("key", ["tokenizer_sha256", "train_sha256", "val_sha256", "test_sha256"])
+def test_tokens_of_another_hash_are_not_found(tmp_path, key):
+    corpus = text_corpus(tmp_path, DOCUMENTS)
+    assert found(tmp_path, corpus).folder == corpus.folder and corpus.differing(corpus.hashes()) is None
+    assert found(tmp_path, corpus, **{key: "0" * 64}) is None
+    assert corpus.differing(corpus.hashes() | {key: "0" * 64}) == key
 
 
 def test_damaged_tokens_are_not_found_and_hide_no_good_ones(tmp_path):
