@@ -63,11 +63,12 @@ def main(values: dict, overrides: list[str]) -> int:
         with runtime.room_for(f"choose a smaller model than {config.model}"):
             model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
         optimizer = build_optimizer(model, config.optim)
-        step, tokens, best = 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
+        step, rows, tokens, best = 0, 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
         if saved:
             load_weights(model, saved)
             restore_optimizer(optimizer, model, saved.optimizer_state())
             step, tokens, best = saved.step, saved.state["tokens"], saved.state["best"]
+            rows = saved.state.get("rows", tokens // L)
             run.resume_at(step)
         elif config.init_from:
             start = checkpoint.resolve(Path(config.init_from))
@@ -79,7 +80,8 @@ def main(values: dict, overrides: list[str]) -> int:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)
         rows_a_step = plan.batch_size * plan.accumulate
-        windows = Windows(config.data.packing, corpus.train, corpus.train_documents, L, config.seed, rows_a_step)
+        packed = config.data.packing, corpus.train, corpus.train_documents
+        windows = Windows(*packed, L, config.seed, rows_a_step, first=step, done=rows)
 
         count = model.count_parameters()
         tokens_a_step = rows_a_step * L
@@ -91,14 +93,15 @@ def main(values: dict, overrides: list[str]) -> int:
         )
 
         def micro_batch(number: int) -> tuple:
-            """Inputs and targets of a micro-step, numbered over all steps, and how many like it make a step."""
+            """Inputs and targets of a micro-step, numbered over all steps, how many like it make a step, and how many
+            targets the step has."""
             at, micro = divmod(number, plan.accumulate)
             first = micro * plan.batch_size
-            rows = range(first + own_rows.start, first + own_rows.stop)
-            return *windows.batch(at, rows), windows.worth(at, rows) / rt.world
+            own = range(first + own_rows.start, first + own_rows.stop)
+            return *windows.batch(at, own), windows.worth(at, own) / rt.world, windows.targets(at)
 
-        def train_step() -> dict:
-            """One update: a function of (seed, step) and the weights, so that a resumed run repeats a straight one."""
+        def train_step() -> tuple[int, dict]:
+            """One update, on so many targets: a function of (seed, step) and the weights, as a resumed run needs it."""
             rate = learning_rate(step, plan.steps, config.optim)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -106,7 +109,7 @@ def main(values: dict, overrides: list[str]) -> int:
             model.position.redraw(f"{config.seed}/{step}")
             loss = torch.zeros((), device=rt.device)
             for micro in range(plan.accumulate):
-                *both, worth = next(batches)
+                *both, worth, targets = next(batches)
                 x, y = rt.to_device(*both)
                 with rt.gradients(forward, last=micro == plan.accumulate - 1), rt.autocast():
                     part = forward(x, y)[1] / worth
@@ -117,7 +120,7 @@ def main(values: dict, overrides: list[str]) -> int:
             runtime.check_finite(step + 1, loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            return {"loss": loss, "lr": rate, "grad_norm": norm}
+            return targets, {"loss": loss, "lr": rate, "grad_norm": norm}
 
         def validate() -> float:
             loss = rt.agree(validation_loss(model, corpus.val, plan.eval_tokens, rt) if rt.main else None)
@@ -129,7 +132,7 @@ def main(values: dict, overrides: list[str]) -> int:
             if val_loss is not None and (best is None or val_loss < best["val_loss"]):
                 best = {"step": step, "val_loss": val_loss}
             if rt.main:
-                state = describe(plain(config), corpus) | {"tokens": tokens, "best": best}
+                state = describe(plain(config), corpus) | {"rows": rows, "tokens": tokens, "best": best}
                 tensors = optimizer_tensors(optimizer, model)
                 checkpoint.save(run.checkpoints, step, model.state_dict(), tensors, state)
                 checkpoint.prune(run.checkpoints, best and best["step"])
@@ -144,9 +147,9 @@ def main(values: dict, overrides: list[str]) -> int:
                 progress.update(0, val_loss=validate())
             clock, stop = Clock(), rt.agree(run.stop)
             while step < plan.steps and not stop:
-                values = train_step()
-                step, tokens = step + 1, tokens + tokens_a_step
-                clock.tokens += tokens_a_step
+                targets, values = train_step()
+                step, rows, tokens = step + 1, rows + rows_a_step, tokens + targets
+                clock.tokens += targets
 
                 last = step == plan.steps
                 evaluate = last or step % plan.eval_every == 0

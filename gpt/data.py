@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BATCHES = 0x6E616E6F5045  # the Philox stream that batches are drawn from: no other use of the seed shares it
 ORDER = 0x6F72646572  # the stream that orders of windows are drawn from
 AHEAD = 4  # batches that are prepared before they are asked for
+LEAVING = 10  # seconds that the end of training waits for what is being prepared
 NO_TARGET = -100  # where a row is longer than what is left of its document; the loss leaves it out
 
 
@@ -67,13 +68,24 @@ class Windows:
     random: as `batch`. sequential: the text is cut into windows one after the other, and each epoch takes every one of
     them once, in an order of its own. documents: the same with each document cut by itself, so that no window crosses
     its end; what is left of a row behind the end has no targets.
-    Each row is a function of (seed, step, row), for as long as `rows_a_step` stays.
+    Each row is a function of (seed, step, row) and, in epochs, of how many rows came before: `done` before step
+    `first`, so that a run which goes on with another `rows_a_step` leaves no window out and repeats none.
     """
 
     def __init__(
-        self, packing: str, tokens: Tokens | np.ndarray, documents, block_size: int, seed: int, rows_a_step: int
+        self,
+        packing: str,
+        tokens: Tokens | np.ndarray,
+        documents,
+        block_size: int,
+        seed: int,
+        rows_a_step: int,
+        first: int = 0,
+        done: int = 0,
     ):
         check_length(len(tokens), block_size)
+        self.done = done - first * rows_a_step  # and from now on rows_a_step more at each step
+        self.latest = (-1, None)
         self.packing, self.tokens, self.block_size = packing, tokens, block_size
         self.seed, self.rows_a_step = seed, rows_a_step
         if packing == "documents":
@@ -92,18 +104,25 @@ class Windows:
         """Inputs and targets of rows `rows` of the global batch of `step`, each (len(rows), block_size) int64."""
         if self.packing == "random":
             return batch(self.tokens, self.block_size, self.seed, step, rows)
-        chosen = self._chosen(step, rows)
         if self.packing == "sequential":
-            return window(self.tokens, chosen * self.block_size, self.block_size)
-        return self._of_documents(chosen)
+            return window(self.tokens, self._chosen(step, rows) * self.block_size, self.block_size)
+        return self._of_documents(self._spans(step)[rows.start : rows.stop : rows.step])
 
     def _chosen(self, step: int, rows: range) -> np.ndarray:
         """(rows,) which windows these are, of `count`; what is counted through is rows, over all steps."""
-        numbers = [divmod(step * self.rows_a_step + row, self.count) for row in rows]
+        numbers = [divmod(self.done + step * self.rows_a_step + row, self.count) for row in rows]
         return np.array([shuffled(n, self.count, self.seed, epoch) for epoch, n in numbers], dtype=np.int64)
 
-    def _spans(self, chosen: np.ndarray) -> np.ndarray:
-        """(rows, 2) where the inputs of windows of documents begin and end; targets are one further."""
+    def _spans(self, step: int) -> np.ndarray:
+        """(rows_a_step, 2) where the inputs of windows of documents begin and end; targets are one further.
+
+        Kept until another step is asked for: its micro-steps come one after the other.
+        """
+        if self.latest[0] != step:
+            self.latest = (step, self._laid(self._chosen(step, range(self.rows_a_step))))
+        return self.latest[1]
+
+    def _laid(self, chosen: np.ndarray) -> np.ndarray:
         document = np.searchsorted(self.until, chosen, side="right")
         before = np.where(document > 0, self.until[document - 1], 0)  # windows of the documents before
         starts = self.starts[document] + (chosen - before) * self.block_size
@@ -113,17 +132,20 @@ class Windows:
         """How many times the targets of rows `rows` go into those of the whole step: what a mean over them weighs."""
         if self.packing != "documents":
             return self.rows_a_step / len(rows)
-        lengths = [
-            int(np.sum(np.diff(self._spans(self._chosen(step, some))))) for some in (range(self.rows_a_step), rows)
-        ]
-        return lengths[0] / lengths[1]
+        return self.targets(step) / int(np.diff(self._spans(step)[rows.start : rows.stop : rows.step]).sum())
 
-    def _of_documents(self, chosen: np.ndarray) -> tuple["Tensor", "Tensor"]:
+    def targets(self, step: int) -> int:
+        """How many tokens the whole step is trained on: what is padded is none."""
+        if self.packing != "documents":
+            return self.rows_a_step * self.block_size
+        return int(np.diff(self._spans(step)).sum())
+
+    def _of_documents(self, spans: np.ndarray) -> tuple["Tensor", "Tensor"]:
         import torch
 
-        inputs = np.zeros((len(chosen), self.block_size), dtype=np.int64)
+        inputs = np.zeros((len(spans), self.block_size), dtype=np.int64)
         targets = np.full_like(inputs, NO_TARGET)
-        for n, (start, end) in enumerate(self._spans(chosen).tolist()):
+        for n, (start, end) in enumerate(spans.tolist()):
             found = self.tokens[start : end + 1]
             inputs[n, : end - start], targets[n, : end - start] = found[:-1], found[1:]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
@@ -179,7 +201,7 @@ class Ahead:
     def __exit__(self, *_) -> None:
         self.closed = True
         self.room.release()
-        self.thread.join()
+        self.thread.join(LEAVING)  # not for ever: the disk may not answer
 
     def __iter__(self) -> "Ahead":
         return self

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpt.data
 from gpt.data import AHEAD, NO_TARGET, Ahead, Windows, batch, shuffled, window
 from gpt.errors import DataError
 from gpt.tokens import HEADER, Tokens, header
@@ -232,6 +233,36 @@ def test_windows_of_documents_cross_no_end_and_miss_no_target(lengths, block_siz
     assert sorted(pairs) == expected  # every target of every document once, and none across an end
 
 
+@pytest.mark.parametrize("packing", ["sequential", "documents"])
+def test_epochs_go_on_behind_the_rows_of_another_batch_size(packing, fresh):
+    """Three steps of six rows, then steps of four: the rows are those of a run that had one row a step."""
+    seed = int(torch.randint(0, 2**31, (), generator=fresh))
+    lay = {"tokens": tokens_of(400), "documents": np.arange(0, 400, 50), "block_size": 8, "seed": seed}
+    one, six = Windows(packing, **lay, rows_a_step=1), Windows(packing, **lay, rows_a_step=6)
+    four = Windows(packing, **lay, rows_a_step=4, first=3, done=18)
+    found = [start for step in range(3) for start in starts_of(six.batch(step, range(6))[0])]
+    found += [start for step in range(3, 28) for start in starts_of(four.batch(step, range(4))[0])]
+    assert found == epochs(one, 118) and len(set(found[: one.count])) == one.count > 18
+
+
+def test_targets_of_a_step_are_those_that_count(fresh):
+    """What is padded is none; and the windows of a step are looked for once, however many micro-steps it has."""
+    seed = int(torch.randint(0, 2**31, (), generator=fresh))
+    windows = laid("documents", tokens_of(400), range(0, 400, 23), block_size=8, seed=seed, rows=12)
+    asked, chosen = [], windows._chosen
+    windows._chosen = lambda step, rows: asked.append((step, rows)) or chosen(step, rows)
+    for step in range(3):
+        parts = []
+        for micro in range(4):
+            rows = range(3 * micro, 3 * micro + 3)
+            parts.append(int((windows.batch(step, rows)[1] != NO_TARGET).sum()))
+            assert abs(windows.worth(step, rows) * parts[-1] - windows.targets(step)) < 1e-9 * windows.targets(step)
+        assert windows.targets(step) == sum(parts) < 12 * 8
+    assert asked == [(step, range(12)) for step in range(3)]
+    for packing in ("random", "sequential"):
+        assert laid(packing, tokens_of(400), rows=12).targets(5) == 12 * 8
+
+
 @relaxed
 @given(st.sampled_from(["random", "sequential", "documents"]), st.integers(0, 10**6), st.integers(1, 5))
 def test_means_over_parts_of_a_step_add_up_to_the_mean_over_all(packing, step, parts):
@@ -294,6 +325,18 @@ def test_no_thread_is_left_behind():
     with pytest.raises(KeyboardInterrupt), Ahead(lambda n: n, 0, 100):
         raise KeyboardInterrupt
     assert threading.active_count() == before
+
+
+def test_leaving_does_not_wait_for_a_disk_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(gpt.data, "LEAVING", 0.05)
+    answer = threading.Event()
+    began = time.monotonic()
+    try:
+        with Ahead(lambda n: answer.wait(60), 0, 9):
+            pass
+        assert time.monotonic() - began < 30
+    finally:
+        answer.set()
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

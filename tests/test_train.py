@@ -104,6 +104,49 @@ def test_twenty_steps_are_ten_and_a_kill_and_ten(monkeypatch, scheme):
     assert status(RUNS / "killed")["status"] == "done"
 
 
+def starts_taken(monkeypatch, *overrides: str) -> list[int]:
+    """Where the training windows of a run begin, in the order of their rows."""
+    taken, real = [], gpt.data.window
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.data, "window", lambda tokens, at, n: taken.extend(at.tolist()) or real(tokens, at, n))
+        assert go("name=a", "data.packing=sequential", *overrides) == 0
+    return taken
+
+
+def test_epochs_go_on_where_they_were_when_the_batch_size_changes(monkeypatch):
+    write_corpus(Path("corpus.txt"), words=100)
+    taken = starts_taken(monkeypatch, "train.steps=5")
+    taken += starts_taken(monkeypatch, "train.steps=20", "train.batch_size=2", "train.accumulate=3")
+    saved = latest(RUNS / "a/checkpoints").state
+    assert len(taken) == saved["rows"] == 5 * 4 + 15 * 6 and saved["tokens"] == 16 * saved["rows"]
+    count = max(taken) // 16 + 1
+    assert 10 < count < 50 and all(
+        sorted(taken[n : n + count]) == list(range(0, 16 * count, 16)) for n in range(0, 2 * count, count)
+    )
+
+
+def test_tokens_are_the_targets_that_were_trained_on(monkeypatch):
+    """What pads the windows of short documents is none, and a resumed run counts on."""
+    Path("texts").mkdir()
+    for n in range(30):
+        write_corpus(Path(f"texts/{n}.txt"), words=n + 4)
+    counted, real = [], gpt.data.Windows.batch
+
+    def batch(windows, step, rows):
+        made = real(windows, step, rows)
+        counted.append(int((made[1] != gpt.data.NO_TARGET).sum()))
+        return made
+
+    monkeypatch.setattr(gpt.data.Windows, "batch", batch)
+    for steps in (4, 8):
+        words = "name=a", "data.path=texts", "data.packing=documents", "train.accumulate=2", f"train.steps={steps}"
+        assert go(*words) == 0
+        saved = latest(RUNS / "a/checkpoints").state
+        assert (
+            saved["tokens"] == sum(counted) == metrics(RUNS / "a")[-1]["tokens"] < steps * 8 * 16 == 16 * saved["rows"]
+        )
+
+
 def test_stops_at_any_step_change_nothing(monkeypatch, fresh):
     go("name=straight", "train.accumulate=2", "train.checkpoint_every=20")
     step = 0
