@@ -19,35 +19,35 @@ from gpt.tokens import TokenWriter
 class Draft:
     """A corpus on the way: token files that grow, and what is known of them, in `folder`.
 
-    progress.json says how far all of them are good; a draft opened on one that is `of` the same goes on from there.
+    progress.json says how far all of them are good; a draft of the same `identity` goes on from there.
     """
 
-    def __init__(self, folder: Path, of: str, source: Source, new: Callable[[], Tokenizer]):
-        self.folder, self.of = folder, of
-        if not self._go_on():
+    def __init__(self, folder: Path, identity: str, source: Source, new: Callable[[], Tokenizer]):
+        self.folder, self.identity = folder, identity
+        if not self._resume():
             for path in folder.iterdir():
                 path.unlink()
-            kind = new()
+            tokenizer = new()
             nothing = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
-            self._open({"splits": nothing, "skipped": source.skipped, "place": Place()}, kind)
+            self._open({"splits": nothing, "skipped": source.skipped, "place": Place()}, tokenizer)
 
-    def _go_on(self) -> bool:
+    def _resume(self) -> bool:
         """Whether there is a draft of the same that can be gone on with; opens it."""
         try:
             saved = json.loads((self.folder / "progress.json").read_text(encoding="utf-8"))
-            if saved["of"] != self.of:
+            if saved["identity"] != self.identity:
                 return False
             self._open(saved, load_tokenizer(saved["tokenizer"]))
         except (KeyError, TypeError, ValueError, AttributeError, OSError, DataError):  # none, or damaged
             return False
         return True
 
-    def _open(self, state: dict, kind: Tokenizer) -> None:
-        self.kind = kind
+    def _open(self, state: dict, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         place = Place(*map(whole, state["place"]))
         self.skipped = Counter(state["skipped"])
         self.n_bytes = {split: whole(state["splits"][split]["bytes"]) for split in SPLITS}
-        dtype, vocab_size = id_dtype(self.kind.vocab_size), self.kind.vocab_size
+        dtype, vocab_size = id_dtype(self.tokenizer.vocab_size), self.tokenizer.vocab_size
         self.ids, self.starts = {}, {}
         for split, counts in state["splits"].items():
             self.ids[split] = TokenWriter(self.folder, split, dtype, vocab_size, whole(counts["tokens"]))
@@ -58,7 +58,7 @@ class Draft:
 
     def _reached(self, place: Place) -> None:
         self.place = place
-        self.good = {"splits": self.counts(), "skipped": dict(self.skipped), "place": list(place)}
+        self.checkpointed = {"splits": self.counts(), "skipped": dict(self.skipped), "place": list(place)}
 
     def counts(self) -> dict:
         return {
@@ -96,7 +96,7 @@ class Draft:
                 starts[split].append(at[split])
             if limit is not None and tokens + len(new) > limit:
                 new = new[: limit - tokens]
-                n_bytes = int(self.kind.token_bytes()[new].sum())
+                n_bytes = int(self.tokenizer.token_bytes()[new].sum())
             ids[split].append(new)
             at[split] += len(new)
             tokens += len(new)
@@ -112,7 +112,8 @@ class Draft:
         for writer in (*self.ids.values(), *self.starts.values()):
             writer.sync()
         write_atomic(
-            self.folder / "progress.json", json.dumps({"of": self.of, "tokenizer": self.kind.state(), **self.good})
+            self.folder / "progress.json",
+            json.dumps({"identity": self.identity, "tokenizer": self.tokenizer.state(), **self.checkpointed}),
         )
 
     def finish(self, facts: dict) -> None:
@@ -123,8 +124,8 @@ class Draft:
             files |= found | self.starts[split].finish()[0]
         for name, said in files.items():
             remember(self.folder / name, said["sha256"])  # its ids were checked as they were written
-        meta = {"format": FORMAT, **facts, "skipped": dict(self.skipped), "tokenizer": self.kind.state()}
-        meta |= {"tokenizer_sha256": self.kind.sha256, "splits": splits, "files": files}
+        meta = {"format": FORMAT, **facts, "skipped": dict(self.skipped), "tokenizer": self.tokenizer.state()}
+        meta |= {"tokenizer_sha256": self.tokenizer.sha256, "splits": splits, "files": files}
         write_atomic(self.folder / "meta.json", seal(meta))
         (self.folder / "progress.json").unlink(missing_ok=True)
 

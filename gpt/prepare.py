@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,48 +15,11 @@ from gpt.documents import Document, Source, SourceGone
 from gpt.draft import Draft
 from gpt.encode import WorkerDied, encode_all, parts_of, tasks_of
 from gpt.errors import ConfigError, DataError
+from gpt.meter import Meter
 from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import Tokenizer, new_tokenizer, tokenizer_label
 
 SAVE = 10  # seconds between two times that a preparation makes sure it could go on from here
-
-
-class Meter:
-    """How far a preparation is: a bar in a terminal (bytes, documents, time left), else a line now and then."""
-
-    def __init__(self, total: int | None, log: Callable[[str], None]):
-        self.total, self.log, self.bar, self.said = total, log, None, time.monotonic()
-
-    def __enter__(self) -> "Meter":
-        if sys.stdout.isatty():
-            from rich import progress
-
-            self.bar = progress.Progress(
-                progress.TextColumn("[bold]{task.description}"),
-                progress.BarColumn(bar_width=None),
-                progress.DownloadColumn(),
-                progress.TextColumn("{task.fields[documents]:,} documents"),
-                progress.TransferSpeedColumn(),
-                progress.TimeRemainingColumn(compact=True),
-                progress.TextColumn("left"),
-            )
-            self.bar.start()
-            self.task = None
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def update(self, n_bytes: int, documents: int) -> None:
-        if self.bar and self.task is None:  # at the first: what a resumed one has done already is no speed
-            self.task = self.bar.add_task("preparing", total=self.total, completed=n_bytes, documents=documents)
-        elif self.bar:
-            self.bar.update(self.task, completed=n_bytes, documents=documents)
-        elif time.monotonic() - self.said > 5:
-            self.said = time.monotonic()
-            share = f" ({min(1.0, n_bytes / self.total):.0%})" if self.total else ""
-            self.log(f"  {n_bytes / 1e6:,.0f} MB of text{share}, {documents:,} documents so far")
 
 
 def write_corpus(
@@ -82,17 +43,18 @@ def write_corpus(
         "test_fraction": data.test_fraction,
         "max_tokens": data.max_tokens,
     }
-    of = json.dumps([FORMAT, facts, tokenizer_label(tokenizer)], sort_keys=True)
-    draft = Draft(folder, hashlib.sha256(of.encode()).hexdigest(), source, new)
+    identity = json.dumps([FORMAT, facts, tokenizer_label(tokenizer)], sort_keys=True)
+    draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new)
     if draft.tokens:
-        log(f"{folder}: going on behind {draft.tokens:,} tokens")
+        log(f"  going on behind {draft.tokens:,} tokens")
     saved = time.monotonic()
-    tasks = tasks_of(parts_of(source, draft.kind.boundary, draft.place))
+    tasks = tasks_of(parts_of(source, draft.tokenizer.boundary, draft.place))
     try:
-        with Meter(source.size, log) as meter, contextlib.closing(encode_all(draft.kind, tasks, workers)) as encoded:
+        encoding = contextlib.closing(encode_all(draft.tokenizer, tasks, workers))
+        with Meter(source.size, log) as meter, encoding as encoded:
             for task, results, place in encoded:
                 draft.write(task, results, place, data.max_tokens)
-                meter.update(draft.bytes, draft.documents)
+                meter.update(2 * draft.tokens if source.of_ids else draft.bytes, draft.documents)
                 if data.max_tokens is not None and draft.tokens >= data.max_tokens:
                     break
                 if time.monotonic() - saved > SAVE:
@@ -172,6 +134,8 @@ def prepare(
                     log(f"{folder}: preparing")
                 _build(folder, beside / place.name, data, tokenizer, source, workers or cores(), log)
                 corpus = open_checked(folder)
+                if corpus.meta["skipped"]:
+                    log(f"{folder}: left out {corpus.skipped}")
         finally:
             lock.release()
     except OSError as error:
@@ -248,6 +212,8 @@ def _existing(folder: Path, tokenizer: TokenizerConfig, source: Source | None = 
         corpus = open_checked(folder)
     except DataError as error:
         return None, str(error)
+    if corpus.meta["format"] != FORMAT:
+        return None, f"it has format {corpus.meta['format']}"
     if corpus.tokenizer.name != tokenizer.name:
         return None, f"it holds tokenizer={corpus.tokenizer.name}"
     if source is not None and corpus.meta["fingerprint"] != source.fingerprint:

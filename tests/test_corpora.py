@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data.hf as hf
+import data.nanogpt as nanogpt
 import data.stdlib as stdlib
 import data.text as text_package
 import gpt.download
@@ -31,6 +32,7 @@ from data.wikitext import articles, lines_of
 from gpt.cli import compose
 from gpt.documents import Skipped, hash_share
 from gpt.errors import ConfigError, DataError
+from gpt.meter import Meter
 from gpt.prepare import check_source, prepare
 from gpt.schema import DataConfig, TokenizerConfig, build
 from tests.texts import BYTE, CHAR, ROOT, relaxed
@@ -457,6 +459,32 @@ def test_nanogpts_tokens_are_taken_as_they_are(bins, monkeypatch):
         n_bytes = corpus.tokenizer.token_bytes()[ids[split]].sum()
         assert corpus.meta["splits"][split]["bytes"] == n_bytes
     assert corpus.tokenizer.name == "gpt2" and corpus.meta["splits"]["test"]["tokens"] == 0
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "other ids"])
+def test_nanogpts_tokens_that_change_while_they_are_read(bins, monkeypatch, change):
+    """A mapped file that is cut short would end the process without a word."""
+    folder, ids = bins
+    monkeypatch.setattr("data.nanogpt.BLOCK", 97)
+    path, documents = folder / "train.bin", nanogpt.read(folder / "train.bin")
+    list(next(documents))
+    stat = path.stat()
+    if change == "cut":
+        os.truncate(path, 1000)
+    elif change == "grown":
+        path.write_bytes(path.read_bytes() + b"ab")
+    else:
+        os.utime(path, ns=(0, stat.st_mtime_ns + 1))
+    with pytest.raises(DataError, match="train.bin: changed while it was read; run the same command again"):
+        for document in documents:
+            list(document)
+
+
+def test_progress_over_nanogpts_tokens_ends_at_all_of_them(bins, monkeypatch):
+    done, config = [], DataConfig("nanogpt", path=str(bins[0]))
+    monkeypatch.setattr(Meter, "update", lambda meter, n_bytes, documents: done.append((n_bytes, meter.total)))
+    prepare(config, TokenizerConfig("gpt2"), bins[0] / "data", lambda _: None)
+    assert done[-1][0] == done[-1][1] == 2 * (5000 + 700)
 
 
 def test_nanogpts_characters_need_their_vocabulary(tmp_path):

@@ -5,7 +5,8 @@ is tokenizer=gpt2. Beside character-level files nanoGPT keeps it in meta.pkl, a 
 that can run anything; then it is tokenizer=char with its characters in a JSON file.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -53,22 +54,41 @@ def source(config: DataConfig) -> Source:
         listing([split, stat.st_size, stat.st_mtime_ns] for split, stat in stats.items()),
         documents,
         size=sum(stat.st_size for stat in stats.values()),
+        of_ids=True,
         vocabulary=("char", remedy) if pickled.exists() else None,
     )
 
 
 def read(path: Path) -> Iterator[Iterator[np.ndarray]]:
-    """The blocks of ids of each document, its END included. A document is read before the next is asked for."""
-    ids = np.memmap(path, dtype="<u2", mode="r")
-    start = 0
-    for at in range(0, len(ids), BLOCK):
-        for end in at + 1 + np.flatnonzero(ids[at : at + BLOCK] == END):
-            yield _blocks(ids, start, int(end))
-            start = int(end)
-    if start < len(ids):
-        yield _blocks(ids, start, len(ids))
+    """The blocks of ids of each document, its END included. A document is read before the next is asked for.
+
+    Read, not mapped: a mapped file that is cut short meanwhile kills the process. Raises DataError where it changes.
+    """
+    changed = DataError(f"{path}: changed while it was read; run the same command again when it is at rest")
+    try:
+        with open(path, "rb") as file:
+            before = os.fstat(file.fileno())
+
+            def ids(start: int, stop: int) -> np.ndarray:
+                found = os.pread(file.fileno(), 2 * (stop - start), 2 * start)
+                if len(found) < 2 * (stop - start):
+                    raise changed
+                return np.frombuffer(found, "<u2")
+
+            start, count = 0, before.st_size // 2
+            for at in range(0, count, BLOCK):
+                for end in at + 1 + np.flatnonzero(ids(at, min(at + BLOCK, count)) == END):
+                    yield _blocks(ids, start, int(end))
+                    start = int(end)
+            if start < count:
+                yield _blocks(ids, start, count)
+            after = os.fstat(file.fileno())
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise changed
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _blocks(ids: np.ndarray, start: int, stop: int) -> Iterator[np.ndarray]:
+def _blocks(ids: Callable[[int, int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
     for at in range(start, stop, BLOCK):
-        yield np.array(ids[at : min(at + BLOCK, stop)])
+        yield ids(at, min(at + BLOCK, stop))
