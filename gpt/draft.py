@@ -24,6 +24,7 @@ class Draft:
 
     def __init__(self, folder: Path, identity: str, source: Source, new: Callable[[], Tokenizer]):
         self.folder, self.identity = folder, identity
+        self.settled = source.settled
         if not self._resume():
             for path in folder.iterdir():
                 path.unlink()
@@ -38,6 +39,7 @@ class Draft:
             if saved["identity"] != self.identity:
                 return False
             self._open(saved, load_tokenizer(saved["tokenizer"]))
+            self.settled.update(saved["settled"])
         except (KeyError, TypeError, ValueError, AttributeError, OSError, DataError):  # none, or damaged
             return False
         return True
@@ -113,7 +115,10 @@ class Draft:
             writer.sync()
         write_atomic(
             self.folder / "progress.json",
-            json.dumps({"identity": self.identity, "tokenizer": self.tokenizer.state(), **self.checkpointed}),
+            json.dumps(
+                {"identity": self.identity, "tokenizer": self.tokenizer.state(), "settled": self.settled}
+                | self.checkpointed
+            ),
         )
 
     def finish(self, facts: dict) -> None:
@@ -126,6 +131,8 @@ class Draft:
             remember(self.folder / name, said["sha256"])  # its ids were checked as they were written
         meta = {"format": FORMAT, **facts, "skipped": dict(self.skipped), "tokenizer": self.tokenizer.state()}
         meta |= {"tokenizer_sha256": self.tokenizer.sha256, "splits": splits, "files": files}
+        if self.settled:
+            meta["settled"] = self.settled
         write_atomic(self.folder / "meta.json", seal(meta))
         (self.folder / "progress.json").unlink(missing_ok=True)
 

@@ -26,6 +26,8 @@ import data.nanogpt as nanogpt
 import data.stdlib as stdlib
 import data.text as text_package
 import gpt.download
+import gpt.draft
+import gpt.encode
 import gpt.sources
 from data import COMMON, CORPORA, package
 from data.wikitext import articles, lines_of
@@ -487,6 +489,14 @@ def test_progress_over_nanogpts_tokens_ends_at_all_of_them(bins, monkeypatch):
     assert done[-1][0] == done[-1][1] == 2 * (5000 + 700)
 
 
+def test_nanogpts_tokens_can_be_limited(bins):
+    folder, ids = bins
+    config = DataConfig("nanogpt", path=str(folder), max_tokens=1000)
+    corpus = prepare(config, TokenizerConfig("gpt2"), folder / "data", lambda _: None)
+    np.testing.assert_array_equal(corpus.val[:], ids["val"])
+    np.testing.assert_array_equal(corpus.train[:], ids["train"][:300])
+
+
 def test_nanogpts_characters_need_their_vocabulary(tmp_path):
     """Its meta.pkl is not opened, whatever is in it."""
     text = "".join(np.random.default_rng().choice(list("abc \n"), 900))
@@ -817,6 +827,36 @@ def test_datasets_that_cannot_be_used(tmp_path, config, message):
     with pytest.raises((DataError, ConfigError), match=message) as error:
         prepare(DataConfig("hf", **config), BYTE, tmp_path / "data", lambda _: None)
     assert "\n" not in str(error.value) and not (tmp_path / "ran").exists()
+
+
+def test_a_preparation_that_goes_on_keeps_its_commit(tmp_path, monkeypatch):
+    import datasets
+
+    versions = {"old": [f"text {n}" for n in range(60)], "new": ["another"] * 80}
+
+    def load(repo, config, split, revision, streaming):
+        return datasets.Dataset.from_dict({"text": versions[revision]})
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(hf, "reach", lambda url: None)
+    monkeypatch.setattr(gpt.encode, "TASK", 40)
+    config, said, write, written = DataConfig("hf", repo="a/b"), [], gpt.draft.Draft.write, []
+
+    def full(*arguments):
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        written.append(write(*arguments))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.draft.Draft, "write", full)
+        patch.setattr(hf, "commit", lambda config: "old")
+        with pytest.raises(DataError, match="No space left"):
+            prepare(config, BYTE, tmp_path / "data", said.append, workers=1)
+    monkeypatch.setattr(hf, "commit", lambda config: "new")
+    corpus = prepare(config, BYTE, tmp_path / "data", said.append, workers=1)
+    assert any("going on behind" in line for line in said) and corpus.meta["settled"] == {"revision": "old"}
+    assert sum(split["bytes"] for split in corpus.meta["splits"].values()) == sum(map(len, versions["old"]))
 
 
 def test_without_a_network_it_says_so_soon(tmp_path):

@@ -39,7 +39,8 @@ def source(config: DataConfig) -> Source:
             raise DataError(f"{path}: {stats[split].st_size:,} bytes; allowed: ids of two bytes each, at least one")
 
     def documents(start: int) -> Iterator[Document]:
-        found = (Document(s, blocks, ends=False) for s in SPLITS for blocks in read(folder / f"{s}.bin"))
+        held_out_first = reversed(SPLITS)  # for preparations that end early
+        found = (Document(s, blocks, ends=False) for s in held_out_first for blocks in read(folder / f"{s}.bin"))
         yield from islice(found, start, None)
 
     pickled = folder / "meta.pkl"
