@@ -19,7 +19,7 @@ import numpy as np
 
 from gpt.documents import Skipped, Source, pieces
 from gpt.errors import DataError
-from gpt.tokenizer import Tokenizer, load_tokenizer
+from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 
 TASK = 2**20  # characters (or ids) that are tokenized at a time
 MANY = 2**16  # parts that are tokenized at a time
@@ -81,13 +81,14 @@ def encode(tokenizer: Tokenizer, task: list[Part]) -> list[tuple[np.ndarray, int
     The end of a document is a separator, where the vocabulary has one.
     """
     nothing = np.empty(0, np.uint16)
-    end = nothing if tokenizer.separator is None else np.array([tokenizer.separator])
+    end = nothing if tokenizer.separator is None else np.array([tokenizer.separator], id_dtype(tokenizer.vocab_size))
     results = []
     for what, _, text in task:
         if what != "text":
             results.append((end if what == "end" else nothing, 0))
         elif isinstance(text, str):
-            results.append((tokenizer.encode(text), len(text.encode("utf-8"))))
+            ids = tokenizer.encode(text)
+            results.append((ids, len(text) if text.isascii() else len(text.encode("utf-8"))))
         else:
             known = text[(text >= 0) & (text < tokenizer.vocab_size)]  # others are refused where they are written
             results.append((text, int(tokenizer.token_bytes()[known].sum())))

@@ -28,7 +28,7 @@ MAGIC, VERSION = b"nanoPE\r\n", 1
 HEADER = struct.Struct("<8sIIQ8x")
 SHARD = 2**29  # numbers a shard: 1 GiB of uint16
 BLOCK = 2**20  # numbers looked at in one go
-WAITING = 8  # writes that may wait for their hash
+WAITING = 2  # writes that may wait for their hash
 HASHING = ThreadPoolExecutor(1, "sha256")  # a thread of its own, since hashing takes as long as tokenizing by bytes
 
 
