@@ -37,7 +37,7 @@ def main(values: dict, overrides: list[str]) -> int:
     import torch
 
     from gpt import checkpoint, runtime
-    from gpt.data import batch
+    from gpt.data import Ahead, Windows
     from gpt.evaluate import validation_loss
     from gpt.model import GPT
     from gpt.optim import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
@@ -63,11 +63,12 @@ def main(values: dict, overrides: list[str]) -> int:
         with runtime.room_for(f"choose a smaller model than {config.model}"):
             model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
         optimizer = build_optimizer(model, config.optim)
-        step, tokens, best = 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
+        step, rows, tokens, best = 0, 0, 0, None  # done so far; the checkpointed step with the lowest validation loss
         if saved:
             load_weights(model, saved)
             restore_optimizer(optimizer, model, saved.optimizer_state())
             step, tokens, best = saved.step, saved.state["tokens"], saved.state["best"]
+            rows = saved.state.get("rows", tokens // L)
             run.resume_at(step)
         elif config.init_from:
             start = checkpoint.resolve(Path(config.init_from))
@@ -78,9 +79,12 @@ def main(values: dict, overrides: list[str]) -> int:
         if rt.main:
             checkpoint.check_space(run.checkpoints, 3 * checkpoint.required_bytes(model.state_dict(), {}))
         forward = rt.parallel(torch.compile(model) if config.runtime.compile else model)
+        rows_a_step = plan.batch_size * plan.accumulate
+        packed = config.data.packing, corpus.train, corpus.train_documents
+        windows = Windows(*packed, L, config.seed, rows_a_step, first=step, done=rows)
 
         count = model.count_parameters()
-        tokens_a_step = plan.batch_size * plan.accumulate * L
+        tokens_a_step = rows_a_step * L
         run.note(overrides=overrides, parameters=count, tokens_a_step=tokens_a_step, **rt.facts())
         run.say(
             f"{run.folder}: {count['total']:,} parameters, {count['position']:,} of them position; "
@@ -88,8 +92,16 @@ def main(values: dict, overrides: list[str]) -> int:
             + (f"; going on after step {step}" if step else "")
         )
 
-        def train_step() -> dict:
-            """One update: a function of (seed, step) and the weights, so that a resumed run repeats a straight one."""
+        def micro_batch(number: int) -> tuple:
+            """Inputs and targets of a micro-step, numbered over all steps, how many like it make a step, and how many
+            targets the step has."""
+            at, micro = divmod(number, plan.accumulate)
+            first = micro * plan.batch_size
+            own = range(first + own_rows.start, first + own_rows.stop)
+            return *windows.batch(at, own), windows.worth(at, own) / rt.world, windows.targets(at)
+
+        def train_step() -> tuple[int, dict]:
+            """One update, on so many targets: a function of (seed, step) and the weights, as a resumed run needs it."""
             rate = learning_rate(step, plan.steps, config.optim)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -97,11 +109,10 @@ def main(values: dict, overrides: list[str]) -> int:
             model.position.redraw(f"{config.seed}/{step}")
             loss = torch.zeros((), device=rt.device)
             for micro in range(plan.accumulate):
-                first = micro * plan.batch_size
-                rows = range(first + own_rows.start, first + own_rows.stop)
-                x, y = rt.to_device(*batch(corpus.train, L, config.seed, step, rows))
+                *both, worth, targets = next(batches)
+                x, y = rt.to_device(*both)
                 with rt.gradients(forward, last=micro == plan.accumulate - 1), rt.autocast():
-                    part = forward(x, y)[1] / plan.accumulate
+                    part = forward(x, y)[1] / worth
                 part.backward()
                 loss += part.detach()
             loss = float(rt.mean(loss))
@@ -109,7 +120,7 @@ def main(values: dict, overrides: list[str]) -> int:
             runtime.check_finite(step + 1, loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            return {"loss": loss, "lr": rate, "grad_norm": norm}
+            return targets, {"loss": loss, "lr": rate, "grad_norm": norm}
 
         def validate() -> float:
             loss = rt.agree(validation_loss(model, corpus.val, plan.eval_tokens, rt) if rt.main else None)
@@ -121,7 +132,7 @@ def main(values: dict, overrides: list[str]) -> int:
             if val_loss is not None and (best is None or val_loss < best["val_loss"]):
                 best = {"step": step, "val_loss": val_loss}
             if rt.main:
-                state = describe(plain(config), corpus) | {"tokens": tokens, "best": best}
+                state = describe(plain(config), corpus) | {"rows": rows, "tokens": tokens, "best": best}
                 tensors = optimizer_tensors(optimizer, model)
                 checkpoint.save(run.checkpoints, step, model.state_dict(), tensors, state)
                 checkpoint.prune(run.checkpoints, best and best["step"])
@@ -129,15 +140,16 @@ def main(values: dict, overrides: list[str]) -> int:
 
         sizes = f"train.batch_size={plan.batch_size}, model.block_size={L}"
         room = runtime.room_for(f"{sizes} are too large; lower train.batch_size and raise train.accumulate")
-        with Progress(config.name, step, plan.steps, shown=rt.main) as progress, room:
+        batches = Ahead(micro_batch, step * plan.accumulate, plan.steps * plan.accumulate)
+        with Progress(config.name, step, plan.steps, shown=rt.main) as progress, room, batches:
             run.say = progress.say
             if step == 0:
                 progress.update(0, val_loss=validate())
             clock, stop = Clock(), rt.agree(run.stop)
             while step < plan.steps and not stop:
-                values = train_step()
-                step, tokens = step + 1, tokens + tokens_a_step
-                clock.tokens += tokens_a_step
+                targets, values = train_step()
+                step, rows, tokens = step + 1, rows + rows_a_step, tokens + targets
+                clock.tokens += targets
 
                 last = step == plan.steps
                 evaluate = last or step % plan.eval_every == 0

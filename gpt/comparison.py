@@ -57,6 +57,7 @@ class Condition:
     tokenizer: str | None
     dtype: str | None
     documents: str | None
+    split: str | None
     train_length: int | None
     block_length: int | None
     n_blocks: int | None
@@ -186,7 +187,8 @@ def paired(line: Line, other: Line, protocol: str, factor: float) -> Mean | None
 
 def condition(row: dict, n_targets: int | None) -> Condition:
     names = ("data", "data_sha256", "tokenizer", "dtype", "documents", "train_length", "block_length", "n_blocks")
-    return Condition(**{name: row.get(name) for name in names}, n_targets=n_targets)
+    split = row.get("split", "val")  # of rows from before there was a test split
+    return Condition(**{name: row.get(name) for name in names}, split=split, n_targets=n_targets)
 
 
 def agrees(part: Condition, whole: Condition) -> bool:

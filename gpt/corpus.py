@@ -1,31 +1,35 @@
-"""A prepared corpus on disk: opened as read-only memory maps, and checked as a whole.
+"""A prepared corpus on disk: opened for lazy reading, and checked as a whole.
 
 `data/<name>/<key>-<hash of the source>/` holds
 
-    train.npy, val.npy, test.npy    (n,) uint16 or uint32 ids, one document after the other; no test.npy where
-                                    data.test_fraction is 0
-    train_documents.npy, ...        (documents,) uint64, where in the ids each document starts
-    meta.json                       source, tokenizer, counts, size and sha256 of the files; written last
+    train-00000.bin, ...             token files (gpt/tokens.py): uint16 or uint32 ids, one document after the other
+    train_documents-00000.bin, ...   uint64, where in the ids each document starts
+    val..., test...                  the same; no test files where data.test_fraction is 0
+    meta.json                        source, tokenizer, counts, sha256 of the files and of itself; written last
 
 The test split is sealed: training and evaluation during it never read it.
+
+Format 1, which nothing writes any more, had one .npy file in place of shards, no test split, and the sha256 of whole
+files. It can be read, so that what was trained on it can be evaluated, and trained on.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from gpt.data import LARGE, forget
 from gpt.errors import DataError
 from gpt.files import read_json, sha256_of, write_atomic
-from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from gpt.tokens import Tokens, check_ids, header, npy_header, npy_sha256, numbers_sha256, shard_path
 
-FORMAT = 2  # to be raised when the same source gives other files; part of the folder's name
+FORMAT = 3  # to be raised when the same source gives other files; part of the folder's name
+FIRST = 1
 SPLITS = ("train", "val", "test")
-BLOCK = 2**20  # ids checked at a time
-LONGEST = 128  # bytes of the longest token of any tokenizer here
+LARGE = 2**28  # bytes; larger files are verified once, not at every opening
+LONGEST = 2**16  # bytes; no tokenizer has a longer token
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,35 @@ class Corpus:
     folder: Path
     tokenizer: Tokenizer
     meta: dict  # what meta.json holds
-    train: np.ndarray  # (n,) ids, a read-only memory map
-    val: np.ndarray
-    test: np.ndarray  # of no length where there is none
-    train_documents: np.ndarray  # (documents,) uint64, where in `train` each document starts
-    val_documents: np.ndarray
-    test_documents: np.ndarray
-    train_sha256: str  # of the token files
+    train: Tokens  # (n,) ids
+    val: Tokens
+    test: Tokens  # of no length where there is none
+    train_documents: Tokens  # (documents,) uint64, where in `train` each document starts
+    val_documents: Tokens
+    test_documents: Tokens
+    train_sha256: str  # of the ids as they are stored, whatever the shards; in format 1 of the .npy file
     val_sha256: str
-    test_sha256: str  # "" where there is none
+    test_sha256: str
+
+    def hashes(self) -> dict[str, str]:
+        """What tells this corpus from every other: a checkpoint keeps it."""
+        own = {f"{split}_sha256": getattr(self, f"{split}_sha256") for split in SPLITS}
+        return {"tokenizer_sha256": self.tokenizer.sha256, **own}
+
+    def differing(self, hashes: dict) -> str | None:
+        """The first of a checkpoint's `hashes` that are not those of this corpus, None where all are.
+
+        A checkpoint without a test split is older than the shards: its hashes are those of .npy files.
+        """
+        for key, own in self.hashes().items():
+            if "test_sha256" not in hashes and key == "test_sha256":
+                continue
+            same = own == hashes[key]
+            if not same and "test_sha256" not in hashes and key != "tokenizer_sha256":
+                same = npy_sha256(getattr(self, key.removesuffix("_sha256"))) == hashes[key]
+            if not same:
+                return key
+        return None
 
     def summary(self) -> str:
         """A few lines for a person: what it was made of, and how much of it."""
@@ -55,8 +79,12 @@ class Corpus:
         for name, split in self.meta["splits"].items():
             counts = f"{split['documents']:>11,}{split['bytes']:>15,}{split['tokens']:>15,}"
             lines += [f"  {name:9}{counts}{split['tokens'] / total:>9.1%}"]
-        skipped = ", ".join(f"{count:,} {why}" for why, count in self.meta["skipped"].items())
-        return "\n".join(lines + ["", f"  skipped    {skipped or 'nothing'}"])
+        return "\n".join(lines + ["", f"  skipped    {self.skipped or 'nothing'}"])
+
+    @property
+    def skipped(self) -> str:
+        """What was left out: how many of each kind."""
+        return ", ".join(f"{count:,} {why}" for why, count in self.meta["skipped"].items())
 
 
 def open_corpus(folder: Path) -> Corpus:
@@ -73,19 +101,21 @@ def open_corpus(folder: Path) -> Corpus:
         raise DataError(f"{error}; prepare it again: {command}") from None
 
 
-def find_corpus(
-    data: DataConfig, tokenizer: TokenizerConfig, train_sha256: str, val_sha256: str, root: Path = Path("data")
-) -> Corpus | None:
-    """The prepared corpus whose token files have these hashes, whatever its source is now; None where there is none.
+def find_corpus(name: str, hashes: dict, root: Path = Path("data")) -> Corpus | None:
+    """The prepared corpus of data=<name> that has these `Corpus.hashes`, whatever its source is now, or None.
 
     One that is damaged is none.
     """
-    for path in sorted((Path(root) / data.name).glob("*/meta.json")):
-        meta = read_json(path)
+    for path in sorted((Path(root) / name).glob("*/meta.json")):
         try:
-            found = [meta["files"][f"{split}.npy"]["sha256"] for split in ("train", "val")]
-            if found == [train_sha256, val_sha256] and meta["tokenizer"]["name"] == tokenizer.name:
-                return open_checked(path.parent)
+            meta = _read_meta(path)
+            said = {"tokenizer_sha256": meta["tokenizer_sha256"]}
+            said |= {f"{split}_sha256": meta["splits"][split]["sha256"] for split in SPLITS}
+            old = "test_sha256" not in hashes
+            if all(said[key] == hashes[key] for key in (("tokenizer_sha256",) if old else said)):
+                corpus = open_checked(path.parent)
+                if corpus.differing(hashes) is None:
+                    return corpus
         except (KeyError, TypeError, DataError):
             continue
     return None
@@ -100,41 +130,29 @@ def open_checked(folder: Path) -> Corpus:
             raise DataError(f"{folder / 'meta.json'}: its tokenizer does not have the sha256 that is written beside it")
         opened = {}
         for split in SPLITS:
-            if split == "test" and meta["splits"][split] == {"documents": 0, "tokens": 0, "bytes": 0}:
-                opened |= {
-                    split: np.empty(0, id_dtype(tokenizer.vocab_size)),
-                    f"{split}_documents": np.empty(0, np.uint64),
-                }
-                continue
-            for name, vocab_size in ((split, tokenizer.vocab_size), (f"{split}_documents", None)):
-                opened[name] = _open_file(folder / f"{name}.npy", meta["files"][f"{name}.npy"], vocab_size)
-            starts, count = opened[f"{split}_documents"], len(opened[split])
-            if starts[0] != 0 or np.any(starts[1:] < starts[:-1]) or starts[-1] >= count:
-                raise DataError(f"{folder}/{split}_documents.npy: starts must rise from 0 and stay below {count:,}")
             counts = meta["splits"][split]
-            fits = 0 < whole(counts["bytes"]) <= LONGEST * count
-            if (whole(counts["documents"]), whole(counts["tokens"])) != (len(starts), count) or not fits:
-                raise DataError(f"{folder / 'meta.json'}: the counts of {split} are not those of its files")
-        sha256 = {split: meta["files"].get(f"{split}.npy", {"sha256": ""})["sha256"] for split in SPLITS}
+            count, documents, n_bytes = (whole(counts[key]) for key in ("tokens", "documents", "bytes"))
+            fits = (0 < n_bytes <= LONGEST * count and documents > 0) if count else n_bytes == documents == 0
+            if not fits or (split != "test" and not count):
+                raise DataError(f"{folder / 'meta.json'}: the counts of {split} cannot be those of a text")
+            dtype, wide = id_dtype(tokenizer.vocab_size), np.dtype(np.uint64)
+            opened[split] = _open_files(folder, split, meta["files"], dtype, count, tokenizer.vocab_size)
+            opened[f"{split}_documents"] = _open_files(
+                folder, f"{split}_documents", meta["files"], wide, documents, last=count
+            )
+        sha256 = {f"{split}_sha256": text(meta["splits"][split]["sha256"]) for split in SPLITS}
         _ = meta["fingerprint"], [whole(count) for count in meta["skipped"].values()]
-        return Corpus(
-            text(meta["name"]),
-            folder,
-            tokenizer,
-            meta,
-            **opened,
-            train_sha256=sha256["train"],
-            val_sha256=sha256["val"],
-            test_sha256=sha256["test"],
-        )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        return Corpus(text(meta["name"]), folder, tokenizer, meta, **opened, **sha256)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{folder / 'meta.json'}: something is missing or of another type ({error})") from None
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from None
 
 
 def whole(value: object) -> int:
-    """`value` if it is a whole number; raises TypeError."""
-    if type(value) is not int:
-        raise TypeError(f"{str(value)[:40]!r} is no whole number")
+    """`value` if it is a whole number >= 0; raises TypeError."""
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{str(value)[:40]!r} is no whole number >= 0")
     return value
 
 
@@ -145,75 +163,107 @@ def text(value: object) -> str:
     return value
 
 
+def seal(meta: dict) -> str:
+    """`meta` as JSON that carries its own sha256, so that a change in it is noticed too."""
+    return json.dumps({**meta, "sha256": _digest(meta)}, indent=1)
+
+
+def _digest(meta: dict) -> str:
+    rest = {key: value for key, value in meta.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def _read_meta(path: Path) -> dict:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
+        digest = _digest(meta) if isinstance(meta, dict) else None
     except FileNotFoundError:
         raise DataError(f"{path}: not there, so this is no prepared corpus") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not whole ({error})") from None
+    if isinstance(meta, dict) and meta.get("format") == FIRST:
+        return _of_first(path, meta)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         given = meta.get("format") if isinstance(meta, dict) else meta
         raise DataError(f"{path}: format {str(given)[:40]!r}, expected {FORMAT}")
+    if meta.get("sha256") != digest:
+        raise DataError(f"{path}: damaged or changed by hand, it does not have its own sha256")
     return meta
 
 
-def _open_file(path: Path, said: dict, vocab_size: int | None) -> np.ndarray:
-    """The array in `path`, memory-mapped, if it is what meta.json `said`: size, type, count, sha256, ids."""
-    dtype = np.dtype(np.uint64) if vocab_size is None else id_dtype(vocab_size)
-    expected, expected_sha256 = whole(said["size"]), text(said["sha256"])
+def _of_first(path: Path, meta: dict) -> dict:
+    """What a meta.json of format 1 would say today; it had no sha256 of its own."""
     try:
-        size = path.stat().st_size
-        if size != expected:
-            raise DataError(f"{path}: {size:,} bytes, expected {expected:,}, as meta.json says")
-        known = read_json(_sidecar(path)).get("verified") if size > LARGE else None
-        verified = [size, path.stat().st_mtime_ns, expected_sha256]
-        if known != verified and (sha256 := sha256_of(path)) != expected_sha256:
-            raise DataError(f"{path}: damaged, its sha256 is {sha256[:12]}…, meta.json says {expected_sha256[:12]}…")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path}: not there") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except DataError:
-        raise
-    except Exception as error:  # numpy's reading of a header lets errors of Python's own parser through
-        raise DataError(f"{path}: {size:,} bytes, but no .npy file of numbers ({str(error)[:100]})") from None
-    if array.dtype != dtype:
-        raise DataError(f"{path}: holds {array.dtype}, expected {dtype}")
-    if array.ndim != 1 or len(array) < 1:
-        raise DataError(f"{path}: has the shape {array.shape}, expected one dimension and at least one entry")
-    if (len(array), dtype.name) != (whole(said["count"]), said["dtype"]):
-        raise DataError(
-            f"{path}: {len(array):,} entries of {dtype}; meta.json says {said['count']:,} entries of {said['dtype']}"
-        )
-    if known == verified:
-        return array
-    if vocab_size is not None:
-        check_ids(path, array, vocab_size)
-    if size > LARGE:
-        forget(array)
+        splits = {s: meta["splits"][s] | {"sha256": meta["files"][f"{s}.npy"]["sha256"]} for s in ("train", "val")}
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: something is missing or of another type ({error})") from None
+    nothing = {"documents": 0, "tokens": 0, "bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+    return meta | {"splits": splits | {"test": nothing}}
+
+
+def _open_files(
+    folder: Path, stem: str, said: dict, dtype: np.dtype, total: int, vocab_size: int | None = None, last: int = 0
+) -> Tokens:
+    """The shards `stem` if they are what meta.json `said`: sizes, headers, sha256; ids, or starts below `last`."""
+    paths, counts = [folder / f"{stem}.npy"], []
+    old = paths[0].name in said
+    if not old:
+        paths = []
+        while (path := shard_path(folder, stem, len(paths))).name in said:
+            paths.append(path)
+    for path in paths:
+        entry = said[path.name]
+        if entry["dtype"] != dtype.name:
+            raise DataError(f"{path}: holds {entry['dtype']}, expected {dtype.name}")
+        counts.append(whole(entry["count"]))
+    if sum(counts) != total:
+        raise DataError(f"{folder}: meta.json says {total:,} numbers of {stem}, and {sum(counts):,} in its files")
+    tokens = Tokens(paths, counts, dtype, npy_header if old else header)
+    good = [_verified(path, text(said[path.name]["sha256"])) for path in paths]
+    if not all(good):
+        if vocab_size is not None:
+            check_ids(folder / stem, tokens, vocab_size)
+        else:
+            _check_starts(folder / stem, tokens, last)
+        for path in paths:
+            remember(path, said[path.name]["sha256"])
+    return tokens
+
+
+def _check_starts(place: Path, starts: Tokens, count: int) -> None:
+    """Raises DataError where the starts of documents do not rise from 0 to below `count`."""
+    before = -1
+    for at in range(0, len(starts), 2**20):
+        block = np.concatenate(([before], starts[at : at + 2**20].astype(np.int64)))
+        if (at == 0 and block[1] != 0) or np.any(block[1:] <= block[:-1]) or block[-1] >= count:
+            raise DataError(f"{place}: starts must rise from 0 and stay below {count:,}")
+        before = block[-1]
+
+
+def _verified(path: Path, expected: str) -> bool:
+    """Whether a large file was found good before; else its sha256 is taken now, and DataError raised if it differs."""
+    if path.stat().st_size > LARGE and read_json(_sidecar(path)).get("verified") == _mark(path, expected):
+        return True
+    if (sha256 := (sha256_of if path.suffix == ".npy" else numbers_sha256)(path)) != expected:
+        raise DataError(f"{path}: damaged, its sha256 is {sha256[:12]}…, meta.json says {expected[:12]}…")
+    return False
+
+
+def remember(path: Path, sha256: str) -> None:
+    """That a large file was read and found good, so that it is not read again at the next opening."""
+    if path.stat().st_size > LARGE:
         try:
-            write_atomic(_sidecar(path), json.dumps({"verified": verified}))
+            write_atomic(_sidecar(path), json.dumps({"verified": _mark(path, sha256)}))
         except OSError:
             pass  # a read-only folder: it is verified again next time
-    return array
+
+
+def _mark(path: Path, sha256: str) -> list:
+    return [path.stat().st_size, path.stat().st_mtime_ns, sha256]
 
 
 def _sidecar(path: Path) -> Path:
     """Where it stands that a large file was found good: its size, mtime in ns and sha256 then."""
     return path.with_suffix(".verified.json")
-
-
-def check_ids(path: Path, ids: np.ndarray, vocab_size: int, start: int = 0) -> None:
-    """Raises DataError with the index where an id is outside of 0 .. vocab_size - 1."""
-    for at in range(0, len(ids), BLOCK):
-        block = ids[at : at + BLOCK]
-        if block.max() >= vocab_size or block.min() < 0:
-            wrong = int(np.argmax((block >= vocab_size) | (block < 0)))
-            raise DataError(
-                f"{path}: token id {int(block[wrong]):,} at index {start + at + wrong:,}, "
-                f"allowed: 0 to {vocab_size - 1:,} (the vocabulary)"
-            )

@@ -14,6 +14,7 @@ from pathlib import Path
 from gpt.errors import DataError
 
 BLOCK = 2**20  # bytes of text read at a time, so that memory does not grow with the corpus
+LONGEST = 2**21  # characters that are encoded together at most
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,30 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A document that is left out, and why in a few words: counted in meta.json, and shown."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Source:
-    """Where a corpus comes from. `documents()` can be called again, and gives the same each time."""
+    """Where a corpus comes from.
+
+    `documents(start)` yields the documents from number `start` on, and with 0 all of them; what is left out has a
+    number too. It can be called again, and gives the same each time: a preparation that was killed goes on with the
+    number it had reached, so a source that can jump there should (a list of files does; a stream reads over them).
+    One process reads; tokenizing is what is spread over several.
+    """
 
     description: str
     fingerprint: dict  # plain JSON, cheap to take: another one is another corpus, prepared beside this one
-    documents: Callable[[], Iterator[Document]]
-    skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files; complete after documents()
+    documents: Callable[[int], Iterator[Document | Skipped]]
+    skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files that never became documents
+    size: int | None = None  # bytes to read, about, for the progress bar; None where nobody knows yet
+    of_ids: bool = False  # the documents are ids of two bytes, not text
+    settled: dict = field(default_factory=dict)  # plain JSON that `documents` looks up once: kept for who goes on
+    vocabulary: tuple[str, str] | None = None  # of documents that are ids: the only tokenizer, and what to do about it
 
 
 class SourceGone(DataError):
@@ -50,7 +68,7 @@ def splits_of(names: Iterable[str], val_fraction: float, test_fraction: float) -
     At least one document is held out for validation and one stays to train on; at least one is for the test (of a
     fraction above 0), where there are three or more. Which are for validation does not depend on `test_fraction`.
     """
-    ordered = sorted(names, key=hash_share)
+    ordered = sorted(names, key=hash_share)  # as split_of says, but for the counts
     below = [
         sum(hash_share(name) < share for name in ordered) for share in (val_fraction, val_fraction + test_fraction)
     ]
@@ -60,6 +78,12 @@ def splits_of(names: Iterable[str], val_fraction: float, test_fraction: float) -
     return dict(zip(ordered, splits, strict=True))
 
 
+def split_of(name: str, val_fraction: float, test_fraction: float) -> str:
+    """What `splits_of` says of one document of many, for sources that do not know all their names beforehand."""
+    share = hash_share(name)
+    return "val" if share < val_fraction else "test" if share < val_fraction + test_fraction else "train"
+
+
 def listing(entries: Iterable[list]) -> dict:
     """A fingerprint of files: how many, and the sha256 of what `entries` tell of each."""
     entries = list(entries)
@@ -67,12 +91,14 @@ def listing(entries: Iterable[list]) -> dict:
 
 
 def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """The UTF-8 text of the bytes start..stop of a file, about a megabyte at a time, line ends as they are.
+    """The UTF-8 text of the bytes start..stop of a file, about a megabyte at a time.
 
-    Raises DataError naming the file and the byte where it is not UTF-8.
+    Exactly that text: line ends, NUL and a byte-order mark stay what they are. Raises DataError naming the file and the
+    byte where it is not UTF-8, and where the file changes before it has been read to the end.
     """
     try:
         with open(path, "rb") as file:
+            before = os.fstat(file.fileno())
             file.seek(start)
             at, rest = start, b""  # `rest`: the beginning of a character that the block cut in two
             while True:
@@ -82,29 +108,34 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
                     text, rest = data.decode("utf-8"), b""
                 except UnicodeDecodeError as error:
                     if not new or error.reason != "unexpected end of data":
+                        wide = at == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff")  # byte-order marks
+                        encoding = "utf-16" if wide else "<its encoding>"
                         raise DataError(
                             f"{path}: byte {at + error.start:,} (0x{data[error.start]:02x}) is not UTF-8; "
-                            "allowed: UTF-8 text; convert it: iconv -f <its encoding> -t utf-8"
+                            f"allowed: UTF-8 text; convert it: iconv -f {encoding} -t utf-8"
                         ) from None
                     text, rest = data[: error.start].decode("utf-8"), data[error.start :]
                 at += len(data) - len(rest)
                 if text:
                     yield text
                 if not new:
-                    return
+                    break
+            after = os.fstat(file.fileno())
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise DataError(f"{path}: changed while it was read; run the same command again when it is at rest")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def cut_text(path: Path, val_fraction: float, test_fraction: float) -> Iterator[Document]:
     """A single text: its last `val_fraction`, in bytes but whole characters, is for validation, and for the test the
-    stretch before that."""
+    stretch before that. What is held out comes first, for preparations that end early."""
     size = path.stat().st_size
     test, val = (_character(path, int(size * (1 - share))) for share in (val_fraction + test_fraction, val_fraction))
-    yield Document("train", read_blocks(path, 0, test), ends=False)
+    yield Document("val", read_blocks(path, val, size))
     if test < val:
         yield Document("test", read_blocks(path, test, val), ends=False)
-    yield Document("val", read_blocks(path, val, size))
+    yield Document("train", read_blocks(path, 0, test), ends=False)
 
 
 def _character(path: Path, at: int) -> int:
@@ -118,20 +149,32 @@ def _character(path: Path, at: int) -> int:
     return at
 
 
-# Text before a space or newline is tokenized the same whatever follows, and the other way round, by every tokenizer
-# here: GPT-2's pattern never runs from a non-space into a space.
-WORD_END = re.compile(r"\S(?=[ \n])")
+# What stands before a space is tokenized the same whatever follows, and the other way round, by GPT-2's pattern and its
+# successors: none of them runs from a non-space into a space.
+WORD_END = re.compile(r"\S(?= )")
 
 
-def pieces(blocks: Iterable[str]) -> Iterator[str]:
-    """`blocks` cut anew at ends of words, so that encoding piece by piece equals encoding the whole."""
+def pieces(blocks: Iterable, boundary: re.Pattern | None = WORD_END) -> Iterator:
+    """`blocks` cut anew behind matches of `boundary`, where encoding piece by piece equals encoding the whole.
+
+    None: they can be cut anywhere. Blocks of ids instead of text stay as they are. A text of LONGEST characters without
+    a boundary is cut all the same, so that memory is bounded; it stays the same text, but for a token or two.
+    """
     held: list[str] = []
+    size = 0
     for block in blocks:
-        cut = WORD_END.search(block) if held else None
+        if boundary is None or not isinstance(block, str):
+            yield block
+            continue
+        cut = boundary.search(block) if held else None
         if cut:
             yield "".join(held) + block[: cut.end()]
-            held = [block[cut.end() :]]
+            held, size = [block[cut.end() :]], len(block) - cut.end()
+        elif size + len(block) > LONGEST:
+            yield "".join(held)
+            held, size = [block], len(block)
         else:
             held.append(block)
+            size += len(block)
     if held:
         yield "".join(held)

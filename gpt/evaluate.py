@@ -21,47 +21,77 @@ BINS_PER_LENGTH = 16  # of the loss by position: bins in each stretch of L
 
 @dataclass(frozen=True)
 class Blocks:
-    """The validation text cut into blocks of `length` targets, and which of them are scored: `count` of `total`."""
+    """A text cut into blocks of `length` targets, and which of them are scored: `count` of `total`."""
 
     length: int  # targets a block, a multiple of every evaluation length
     count: int
     total: int
     dropped: int  # targets of the text that are not scored
+    within: np.ndarray | None = None  # (total,) where each block begins, if not one after the other
 
     @property
     def starts(self) -> np.ndarray:
         """(count,) index of the token before each scored block's first target: spread evenly over the text."""
-        return np.arange(self.count) * self.total // self.count * self.length
+        chosen = np.arange(self.count) * self.total // self.count
+        return chosen * self.length if self.within is None else self.within[chosen]
 
 
-def cut(n_tokens: int, train_length: int, factors: Sequence[int], limit: int | None = None) -> Blocks:
+def cut(
+    n_tokens: int,
+    train_length: int,
+    factors: Sequence[int],
+    limit: int | None = None,
+    documents: np.ndarray | None = None,
+) -> Blocks:
     """Blocks of F L targets, F the least common multiple of the factors (the largest, for powers of two).
 
     Of a text of n_tokens all whole blocks are scored, or as many as hold at most `limit` targets: then they are spread
     evenly over the text, since its first files are no fair sample of it.
+    With the starts of its `documents` each document is cut by itself: no block, so no window, crosses an end.
 
     Raises LengthError where the text is too short for one block, ConfigError where the limit is.
     """
     length = math.lcm(*factors) * train_length
     available = n_tokens - 1  # the first token is nobody's target
-    if available < length:
+    if reach(n_tokens, documents) < length:
         raise LengthError(
-            f"the validation split has {n_tokens} tokens, {length + 1} are needed for {length} targets; take a longer "
+            f"the {shortage(n_tokens, documents)}, {length + 1} are needed for {length} targets; take a longer "
             "text, raise data.val_fraction or lower model.block_size"
         )
     if limit is not None and limit < length:
         raise ConfigError("eval.tokens", limit, f"at least {length}, one block of the factors {list(factors)}")
-    total = available // length
+    within = None
+    if documents is not None:
+        counts = (_lengths(n_tokens, documents) - 1) // length  # (documents,) whole blocks of each
+        numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a block in its document
+        within = np.repeat(documents.astype(np.int64), counts) + numbers * length
+    total = available // length if within is None else len(within)
     count = min(total, (limit or available) // length)
-    return Blocks(length, count, total, available - count * length)
+    return Blocks(length, count, total, available - count * length, within)
 
 
-def fitting(n_tokens: int, train_length: int, factors: Sequence[int]) -> list[int]:
-    """The factors that a text of n_tokens can serve together, the largest left out first."""
+def fitting(n_tokens: int, train_length: int, factors: Sequence[int], documents: np.ndarray | None = None) -> list[int]:
+    """The factors that a text of n_tokens, or one of its documents, can serve together, the largest left out first."""
     kept = sorted(set(factors))
-    while kept and math.lcm(*kept) * train_length > n_tokens - 1:
+    while kept and math.lcm(*kept) * train_length > reach(n_tokens, documents):
         kept.pop()
     return kept
+
+
+def reach(n_tokens: int, documents: np.ndarray | None = None) -> int:
+    """Targets that the longest window can have: of the text, or of its longest document."""
+    return (n_tokens if documents is None else int(_lengths(n_tokens, documents).max(initial=0))) - 1
+
+
+def shortage(n_tokens: int, documents: np.ndarray | None, split: str = "validation") -> str:
+    """How long a text is, for the message that it is too short."""
+    what = f"{split} split" if documents is None else f"longest document of the {split} split"
+    return f"{what} has {reach(n_tokens, documents) + 1} tokens"
+
+
+def _lengths(n_tokens: int, documents: np.ndarray) -> np.ndarray:
+    """(documents,) tokens of each."""
+    return np.diff(np.append(documents.astype(np.int64), n_tokens))
 
 
 def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: int, last: int, runtime: Runtime):

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from gpt.checkpoint import Checkpoint, candidates
 from gpt.config import EvaluationConfig, RunConfig
 from gpt.corpus import Corpus
 from gpt.errors import ConfigError, LengthError, RunError
-from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding
+from gpt.evaluate import Blocks, cut, disjoint, fitting, reach, shortage, sliding
 from gpt.files import append_json_line, read_json_lines
 from gpt.model import GPT
 from gpt.position.scaling import ScalingConfig, describe
@@ -22,6 +23,7 @@ from gpt.restore import corpus_of, named, restore
 from gpt.results import find_runs, identity, is_number, ok, whole
 from gpt.runtime import Runtime, out_of_memory
 from gpt.schema import AskedPosition
+from gpt.tokens import Tokens
 
 MEMORY = "out of memory"  # how such a reason begins
 # What an unsupported row leaves empty.
@@ -38,6 +40,31 @@ NUMBERS = (
     "position_curve",
     "position_bins",
 )
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is read: the tokens of a split, and where its documents start if windows lie within one document."""
+
+    split: str  # "val" or "test"
+    tokens: Tokens
+    starts: np.ndarray | None
+    sha256: str
+    token_bytes: np.ndarray  # (vocabulary,)
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: str, documents: str) -> "Text":
+        """Raises ConfigError where the corpus has no such split."""
+        tokens = getattr(corpus, split)
+        if not len(tokens):
+            raise ConfigError("eval.split", split, f"val: {corpus.folder} was prepared with data.test_fraction=0")
+        starts = np.asarray(getattr(corpus, f"{split}_documents")) if documents == "within" else None
+        return cls(split, tokens, starts, getattr(corpus, f"{split}_sha256"), corpus.tokenizer.token_bytes())
+
+    def facts(self) -> dict:
+        """What rows tell of it."""
+        documents = "concat" if self.starts is None else "within"
+        return {"split": self.split, "documents": documents, "data_sha256": self.sha256}
 
 
 @dataclass(frozen=True)
@@ -89,12 +116,15 @@ def measure(
     stride = config.eval.stride or run.eval.stride or L // 2
     if stride > L:
         raise ConfigError("eval.stride", stride, f"at most the training length {L}")
-    factors = fitting(len(corpus.val), L, config.asked.factors)
-    blocks = cut(len(corpus.val), L, factors, config.eval.tokens or run.eval.tokens) if factors else None
+    split, documents = config.eval.split or run.eval.split, config.eval.documents or run.eval.documents
+    text = Text.of(corpus, split, documents)
+    factors = fitting(len(text.tokens), L, config.asked.factors, text.starts)
+    limit = config.eval.tokens or run.eval.tokens
+    blocks = cut(len(text.tokens), L, factors, limit, text.starts) if factors else None
     base = config.position.base if model.position.rescalable else None
 
     rows, new = [], []
-    shared = header(checkpoint, run, model, corpus, runtime)
+    shared = header(checkpoint, run, model, corpus, runtime) | text.facts()
     kinds, wanted = dict.fromkeys(config.asked.scaling), sorted(set(config.asked.factors))
     for kind, protocol, factor in itertools.product(kinds, ("disjoint", "sliding"), wanted):
         scaling = config.scaling(kind, factor)
@@ -119,7 +149,7 @@ def measure(
             if plain and can and not scaling.changes(L, factor * L):
                 row |= {name: plain[name] for name in (*NUMBERS, "status", "reason")}
             else:
-                row |= numbers(model, corpus, blocks if factor in factors else None, row, scaling, config, runtime)
+                row |= numbers(model, text, blocks if factor in factors else None, row, scaling, config, runtime)
             row["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
             try:
                 append_json_line(path, row)
@@ -157,11 +187,9 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
         "tokens": checkpoint.state["tokens"],
         "train_length": run.model.block_size,
         "ids": model.position.config.ids if model.position.config.randomized else None,
-        "documents": "concat",
         "parameters": count["total"],
         "position_parameters": count["position"],
         "data": run.data.name,
-        "data_sha256": corpus.val_sha256,
         "train_sha256": corpus.train_sha256,
         "tokenizer": run.tokenizer.name,
         "checkpoint": str(checkpoint.path),
@@ -172,7 +200,7 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
 
 def numbers(
     model: GPT,
-    corpus: Corpus,
+    text: Text,
     blocks: Blocks | None,
     row: dict,
     scaling: ScalingConfig,
@@ -183,18 +211,19 @@ def numbers(
     empty = dict.fromkeys(NUMBERS)
     if blocks is None:
         need = math.lcm(*config.asked.factors) * row["train_length"] + 1
-        reason = f"the validation split has {len(corpus.val)} tokens, factors {list(config.asked.factors)} need {need}"
-        if row["eval_length"] < len(corpus.val):
+        n_tokens, name = len(text.tokens), {"val": "validation"}.get(text.split, text.split)
+        reason = f"the {shortage(n_tokens, text.starts, name)}, factors {list(config.asked.factors)} need {need}"
+        if row["eval_length"] <= reach(n_tokens, text.starts):
             reason += f"; alone, factors=[{row['factor']}], it needs {row['eval_length'] + 1}"
         return empty | {"status": "unsupported", "reason": reason}
-    token_bytes = corpus.tokenizer.token_bytes()
     as_trained = scaling.kind == "none" and row["rope_base"] is None
     try:
         with nullcontext() if as_trained else model.position.scaled(scaling, row["rope_base"]):
             if row["protocol"] == "disjoint":
-                found = disjoint(model, corpus.val, blocks, row["factor"], token_bytes, runtime)
+                found = disjoint(model, text.tokens, blocks, row["factor"], text.token_bytes, runtime)
             else:
-                found = sliding(model, corpus.val, blocks, row["factor"], row["stride"], token_bytes, runtime)
+                stride, token_bytes = row["stride"], text.token_bytes
+                found = sliding(model, text.tokens, blocks, row["factor"], stride, token_bytes, runtime)
     except (LengthError, ConfigError) as error:
         return empty | {"status": "unsupported", "reason": str(error)}
     except (RuntimeError, MemoryError) as error:

@@ -1,144 +1,110 @@
 """From texts to token files. A corpus is prepared once, whole or not at all, and never in place of another one."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
-
-from gpt.corpus import FORMAT, SPLITS, Corpus, check_ids, open_checked
-from gpt.documents import BLOCK, Document, Source, SourceGone, pieces
+from gpt.corpus import FORMAT, Corpus, open_checked
+from gpt.documents import Document, Source, SourceGone
+from gpt.draft import Draft
+from gpt.encode import WorkerDied, encode_all, parts_of, tasks_of
 from gpt.errors import ConfigError, DataError
-from gpt.files import sha256_of, write_atomic
+from gpt.meter import Meter
 from gpt.schema import DataConfig, TokenizerConfig
-from gpt.tokenizer import Tokenizer, id_dtype, new_tokenizer
+from gpt.tokenizer import Tokenizer, new_tokenizer, tokenizer_label
+
+SAVE = 10  # seconds between two times that a preparation makes sure it could go on from here
 
 
-class TokenFile:
-    """A one-dimensional .npy file that grows. Ids that the vocabulary lacks are refused, never wrapped."""
+def write_corpus(
+    folder: Path, data: DataConfig, tokenizer: TokenizerConfig, source: Source, workers: int, log=print
+) -> None:
+    """Tokenizes `source` into `folder`, from where a killed process stopped there; meta.json comes last.
 
-    def __init__(self, path: Path, dtype: np.dtype, vocab_size: int | None = None):
-        self.path, self.dtype, self.vocab_size, self.count = path, dtype, vocab_size, 0
-        self.file = open(path, "wb")
-        self.offset = self._write_header()
+    Raises DataError where the text cannot be used, WorkerDied and OSError (a full disk) where it can go on later.
+    """
 
-    def _write_header(self) -> int:
-        self.file.seek(0)
-        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)}
-        np.lib.format.write_array_header_1_0(self.file, header)  # padded: any count takes the same room
-        return self.file.tell()
+    def new() -> Tokenizer:
+        return new_tokenizer(
+            tokenizer, (one for one in source.documents(0) if isinstance(one, Document)), data.max_tokens
+        )
 
-    def write(self, ids: np.ndarray) -> None:
-        if self.vocab_size is not None:
-            check_ids(self.path, ids, self.vocab_size, self.count)
-        self.file.write(ids.astype(self.dtype).tobytes())
-        self.count += len(ids)
-
-    def finish(self) -> dict:
-        """Writes the count, closes the file, and tells what meta.json keeps of it."""
-        assert self._write_header() == self.offset, (self.path, self.count)
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        size, sha256 = self.path.stat().st_size, sha256_of(self.path)
-        return {"size": size, "sha256": sha256, "dtype": self.dtype.name, "count": self.count}
-
-
-def encoded(documents: Iterable[Document], tokenizer: Tokenizer, log) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """(split, what, text, ids), in order: what is "begin" or "end" of a document (no text) or a "piece" of it."""
-
-    def parts():
-        for document in documents:
-            yield document.split, "begin", ""
-            for piece in pieces(document.blocks):
-                yield document.split, "piece", piece
-            if document.ends:
-                yield document.split, "end", ""
-
-    def flush():  # many pieces at a time, since a tokenizer may have threads
-        for part, ids in zip(waiting, tokenizer.encode_batch([text for *_, text in waiting]), strict=True):
-            yield *part, ids
-
-    waiting, size, total, said = [], 0, 0, time.monotonic()
-    for part in parts():
-        waiting.append(part)
-        size += len(part[2])
-        if size >= 4 * BLOCK:
-            yield from flush()
-            total, waiting, size = total + size, [], 0
-            if time.monotonic() - said > 5:
-                said = time.monotonic()
-                log(f"  {total / 1e6:,.0f} million characters so far")
-    yield from flush()
-
-
-def write_corpus(folder: Path, data: DataConfig, tokenizer: TokenizerConfig, source: Source, log=print) -> None:
-    """Tokenizes `source` into the empty `folder`; meta.json, without which it does not count, comes last."""
-    kind = new_tokenizer(tokenizer, (text for document in source.documents() for text in document.blocks))
-    files = {}
+    facts = {
+        "name": data.name,
+        "source": source.description,
+        "fingerprint": source.fingerprint,
+        "val_fraction": data.val_fraction,
+        "test_fraction": data.test_fraction,
+        "max_tokens": data.max_tokens,
+    }
+    identity = json.dumps([FORMAT, facts, tokenizer_label(tokenizer)], sort_keys=True)
+    draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new)
+    if draft.tokens:
+        log(f"  going on behind {draft.tokens:,} tokens")
+    saved = time.monotonic()
+    tasks = tasks_of(parts_of(source, draft.tokenizer.boundary, draft.place))
     try:
-        for split in SPLITS:
-            files[split] = TokenFile(folder / f"{split}.npy", id_dtype(kind.vocab_size), kind.vocab_size)
-            files[f"{split}_documents"] = TokenFile(folder / f"{split}_documents.npy", np.dtype(np.uint64))
-        n_bytes = dict.fromkeys(SPLITS, 0)
-        for split, what, text, ids in encoded(source.documents(), kind, log):
-            if what == "begin":
-                files[f"{split}_documents"].write(np.array([files[split].count]))
-            elif what == "piece":
-                files[split].write(ids)
-                n_bytes[split] += len(text.encode("utf-8"))
-            elif kind.separator is not None:
-                files[split].write(np.array([kind.separator]))
+        encoding = contextlib.closing(encode_all(draft.tokenizer, tasks, workers))
+        with Meter(source.size, log) as meter, encoding as encoded:
+            for task, results, place in encoded:
+                draft.write(task, results, place, data.max_tokens)
+                meter.update(2 * draft.tokens if source.of_ids else draft.bytes, draft.documents)
+                if data.max_tokens is not None and draft.tokens >= data.max_tokens:
+                    break
+                if time.monotonic() - saved > SAVE:
+                    draft.save()
+                    saved = time.monotonic()
         for split in ("train", "val"):
-            if not n_bytes[split]:
-                raise DataError(f"{source.description}: too little text, the {split} split is empty; give a longer one")
-        meta = {
-            "format": FORMAT,
-            "name": data.name,
-            "source": source.description,
-            "fingerprint": source.fingerprint,
-            "val_fraction": data.val_fraction,
-            "test_fraction": data.test_fraction,
-            "skipped": source.skipped,
-            "tokenizer": kind.state(),
-            "tokenizer_sha256": kind.sha256,
-            "splits": {
-                split: {
-                    "documents": files[f"{split}_documents"].count,
-                    "tokens": files[split].count,
-                    "bytes": n_bytes[split],
-                }
-                for split in SPLITS
-            },
-            "files": {f"{name}.npy": file.finish() for name, file in files.items() if file.count},
-        }
-        for file in files.values():
-            if not file.count:  # no test split
-                file.path.unlink()
-        write_atomic(folder / "meta.json", json.dumps(meta, indent=1))
+            if not draft.n_bytes[split]:
+                ended = data.max_tokens is not None and draft.tokens >= data.max_tokens
+                mend = f"say more than data.max_tokens={data.max_tokens}" if ended else "give a longer one"
+                raise DataError(f"{source.description}: too little text, the {split} split is empty; {mend}")
+        if _source(data).fingerprint != source.fingerprint:
+            raise DataError(f"{source.description}: changed while it was read; run the same command again")
+        draft.finish(facts)
+    except BaseException as error:
+        if resumable(error):
+            with contextlib.suppress(OSError):  # of a full disk
+                draft.save()
+        raise
     finally:
-        for file in files.values():
-            file.file.close()
+        with contextlib.suppress(OSError):
+            draft.close()
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("data"), log=print) -> Corpus:
+def resumable(error: BaseException) -> bool:
+    """Whether a preparation that ended with `error` can go on later: not where the text is at fault."""
+    return not isinstance(error, DataError) or isinstance(error, WorkerDied)
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare(
+    data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("data"), log=print, workers: int | None = None
+) -> Corpus:
     """The corpus that `data` and `tokenizer` name, from `root/<name>/<key>-<hash>`; made first if need be.
 
     The hash is that of the source's fingerprint: when the text changes, a new folder comes beside the old one, since
     runs were trained on that. Where the text is gone, the newest folder is used, with a notice. Processes that prepare
-    the same wait for each other. Raises ConfigError for a key, DataError for a text that cannot be used.
+    the same wait for each other. `workers` processes tokenize, all cores if None; the ids do not depend on it. What is
+    killed, or finds no room on the disk, goes on from there at the next call.
+    Raises ConfigError for a key, DataError for a text that cannot be used.
     """
     place = _place(data, tokenizer, root)
     try:
         source = _source(data)
     except SourceGone as gone:
         return _newest(place, tokenizer, gone, log)
+    _check_vocabulary(source, tokenizer)
     folder = place.with_name(f"{place.name}-{_hash(source)}")
     corpus, _ = _existing(folder, tokenizer, source)
     if corpus is not None:
@@ -166,13 +132,16 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("dat
                     log(f"{folder}: preparing; its source is another than that of {others[0].name}, which stays")
                 else:
                     log(f"{folder}: preparing")
-                _build(folder, beside / place.name, data, tokenizer, source, log)
+                _build(folder, beside / place.name, data, tokenizer, source, workers or cores(), log)
                 corpus = open_checked(folder)
+                if corpus.meta["skipped"]:
+                    log(f"{folder}: left out {corpus.skipped}")
         finally:
             lock.release()
     except OSError as error:
         raise DataError(
-            f"{folder}: cannot be prepared ({error.strerror or error}); make room or rights there"
+            f"{folder}: cannot be prepared ({error.strerror or error}); make room or rights there, "
+            "and give the same command again"
         ) from None
     return corpus
 
@@ -181,7 +150,7 @@ def check_source(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path
     """Raises what `prepare` would say about the keys and the place of the text, and writes nothing."""
     place = _place(data, tokenizer, root)
     try:
-        _source(data)
+        _check_vocabulary(_source(data), tokenizer)
     except SourceGone:
         if not _prepared(place):
             raise
@@ -189,28 +158,29 @@ def check_source(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path
 
 def _place(data: DataConfig, tokenizer: TokenizerConfig, root: Path) -> Path:
     """Where the corpus is prepared, but for the hash of its source."""
-    from data import CORPORA
+    from data import package
 
-    if data.name not in CORPORA:
-        raise ConfigError("data.name", data.name, " | ".join(CORPORA))
     data.check()
+    names = {"val_fraction": "val", "test_fraction": "test", "max_tokens": "tokens"}
     default = {f.name: f.default for f in fields(DataConfig)}
-    held = [
-        f"{split}{getattr(data, f'{split}_fraction')!r}"
-        for split in ("val", "test")
-        if getattr(data, f"{split}_fraction") != default[f"{split}_fraction"]
-    ]
-    key = "-".join(part for part in (CORPORA[data.name].label(data), tokenizer.name, *held) if part)
+    chosen = [f"{names[key]}{getattr(data, key)!r}" for key in names if getattr(data, key) != default[key]]
+    key = "-".join(part for part in (package(data).label(data), tokenizer_label(tokenizer), *chosen) if part)
     return Path(root) / data.name / key
 
 
 def _source(data: DataConfig) -> Source:
-    from data import CORPORA
+    from data import package
 
     try:
-        return CORPORA[data.name].source(data)
+        return package(data).source(data)
     except OSError as error:
         raise DataError(f"data.path: {error.filename} cannot be read ({error.strerror})") from None
+
+
+def _check_vocabulary(source: Source, tokenizer: TokenizerConfig) -> None:
+    """Raises ConfigError where the documents are ids of another tokenizer's."""
+    if source.vocabulary is not None and tokenizer.name != source.vocabulary[0]:
+        raise ConfigError("tokenizer", tokenizer.name, *source.vocabulary)
 
 
 def _hash(source: Source) -> str:
@@ -242,6 +212,8 @@ def _existing(folder: Path, tokenizer: TokenizerConfig, source: Source | None = 
         corpus = open_checked(folder)
     except DataError as error:
         return None, str(error)
+    if corpus.meta["format"] != FORMAT:
+        return None, f"it has format {corpus.meta['format']}"
     if corpus.tokenizer.name != tokenizer.name:
         return None, f"it holds tokenizer={corpus.tokenizer.name}"
     if source is not None and corpus.meta["fingerprint"] != source.fingerprint:
@@ -249,17 +221,21 @@ def _existing(folder: Path, tokenizer: TokenizerConfig, source: Source | None = 
     return corpus, ""
 
 
-def _build(folder: Path, new: Path, data: DataConfig, tokenizer: TokenizerConfig, source: Source, log) -> None:
-    """Prepares in `new`, then puts it in place of `folder`. What a killed process left in `new` is thrown away."""
+def _build(
+    folder: Path, new: Path, data: DataConfig, tokenizer: TokenizerConfig, source: Source, workers: int, log
+) -> None:
+    """Prepares in `new`, from where a killed process stopped there, then puts it in place of `folder`."""
     old = new.with_name(f"{new.name}.old")
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
+    shutil.rmtree(old, ignore_errors=True)
+    new.mkdir(exist_ok=True)
     try:
-        write_corpus(new, data, tokenizer, source, log)
+        write_corpus(new, data, tokenizer, source, workers, log)
         if folder.exists():
             os.rename(folder, old)
         os.rename(new, folder)
+    except BaseException as error:
+        if not resumable(error) or not (new / "progress.json").exists():
+            shutil.rmtree(new, ignore_errors=True)
+        raise
     finally:
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -16,7 +16,8 @@ from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out
 FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve
     "run position seed step tokens train_length eval_length factor protocol stride scaling "
     "scaling_factor scaling_parameters rope_base overflow ids block_length "
-    "n_blocks n_dropped documents dtype loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes "
+    "n_blocks n_dropped documents split dtype "
+    "loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes "
     "tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status "
     "reason"
 ).split()
@@ -286,6 +287,8 @@ def commands(results: Results, folders: list[Path]) -> list[str]:
         factors = ",".join(f"{factor:g}" for factor in comparison.factors or comparison.sliding)
         tokens = f" eval.tokens={condition.n_targets}" if condition.n_targets else ""
         stride = f" eval.stride={comparison.stride}" if comparison.stride else ""
+        stride += " eval.documents=within" if condition.documents == "within" else ""
+        stride += " eval.split=test" if condition.split == "test" else ""
         measured = (row for line in comparison.lines for cell in line.rows.values() for row in cell.values())
         ways = {"".join(f" {shlex.quote(f'{k}={v}')}" for k, v in reading(row).items()) for row in measured} | {""}
         for folder in folders:

@@ -1,7 +1,7 @@
 """From a checkpoint back to the model, the configuration and the text it was trained on."""
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -24,9 +24,7 @@ def describe(config: dict, corpus: Corpus) -> dict:
         "config": config,
         "vocab_size": corpus.tokenizer.vocab_size,
         "tokenizer": corpus.tokenizer.state(),
-        "tokenizer_sha256": corpus.tokenizer.sha256,
-        "train_sha256": corpus.train_sha256,
-        "val_sha256": corpus.val_sha256,
+        **corpus.hashes(),
     }
 
 
@@ -120,11 +118,12 @@ def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Pat
 
     Where these are no longer there, the text is prepared as it is now; raises CheckpointError where it is another.
     """
-    corpus = None
+    corpus, data = None, config.data
     if checkpoint:
-        hashes = checkpoint.state["train_sha256"], checkpoint.state["val_sha256"]
-        corpus = find_corpus(config.data, config.tokenizer, *hashes, root)
-    corpus = corpus or prepare(config.data, config.tokenizer, root, log)
+        corpus = find_corpus(data.name, checkpoint.state, root)
+        if "test_fraction" not in checkpoint.state["config"]["data"]:  # older than the test split
+            data = replace(data, test_fraction=0.0)
+    corpus = corpus or prepare(data, config.tokenizer, root, log)
     if checkpoint:
         check_corpus(checkpoint, corpus)
     return corpus
@@ -132,13 +131,11 @@ def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Pat
 
 def check_corpus(checkpoint: Checkpoint, corpus: Corpus) -> None:
     """Raises CheckpointError where the tokens or the tokenizer are not those of the checkpoint, naming both."""
-    now = describe({}, corpus)
-    for key in ("tokenizer_sha256", "train_sha256", "val_sha256"):
-        if now[key] != checkpoint.state[key]:
-            raise CheckpointError(
-                f"{checkpoint.path}: was trained with {key} {checkpoint.state[key][:12]}, "
-                f"{corpus.folder} has {now[key][:12]}; bring that text back, or train again in another sweep"
-            )
+    if key := corpus.differing(checkpoint.state):
+        raise CheckpointError(
+            f"{checkpoint.path}: was trained with {key} {checkpoint.state[key][:12]}, "
+            f"{corpus.folder} has {corpus.hashes()[key][:12]}; bring that text back, or train again in another sweep"
+        )
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

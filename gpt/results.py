@@ -31,6 +31,7 @@ KEY = (
     "step",
     "checkpoint_sha256",
     "data_sha256",
+    "documents",
     "eval_length",
     "protocol",
     "stride",
@@ -46,8 +47,8 @@ KEY = (
 )
 # What the fields of a row are, where they are not null; any other is a text, a number, true or false.
 TEXTS = (
-    "run position protocol scaling scaling_parameters overflow ids documents data data_sha256 train_sha256 tokenizer "
-    "checkpoint checkpoint_sha256 dtype status reason measured"
+    "run position protocol scaling scaling_parameters overflow ids documents split data data_sha256 train_sha256 "
+    "tokenizer checkpoint checkpoint_sha256 dtype status reason measured"
 ).split()
 LENGTHS = "train_length eval_length factor stride block_length n_blocks".split()
 COUNTS = "seed step tokens n_dropped n_targets n_bytes parameters position_parameters".split()
@@ -162,7 +163,7 @@ def sane_config(config: object) -> bool:
 
 def sane_status(status: dict) -> bool:
     """Whether status.json may be a run's: what is read of it is of the right kind."""
-    changes, given = status.get("changes") or [], status.get("overrides") or []
+    changes, given = ([] if status.get(key) is None else status[key] for key in ("changes", "overrides"))
     texts = [status.get(name) or "" for name in ("status", "updated", "device", "dtype")]
     lists = isinstance(changes, list) and isinstance(given, list)
     return bool(status) and lists and all(map(is_text, [*texts, *given])) and writable(status)

@@ -91,12 +91,23 @@ class PositionConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class DataConfig:
-    """Which corpus. `path` is a local file or folder, for corpora that take one; fractions are shares of the text."""
+    """Which corpus; data/__init__.py says which keys it has. Fractions are shares of the text."""
 
     name: Name
-    path: str | None = None
+    path: str | None = None  # a local file or folder
+    marker: str | None = None  # of text: where a document ends; null: with the file
+    site_packages: bool = False  # of stdlib: the packages installed beside it too
+    text_field: Name = "text"  # of hf, jsonl and parquet: the column, or key
+    repo: str | None = None  # of hf: a dataset of the Hugging Face hub
+    revision: str | None = None  # of hf: a commit, tag or branch of the repository; null: its newest commit
+    config: str | None = None  # of hf: one configuration of the dataset
+    split: Name = "train"  # of hf: the split to train on
+    val_split: str | None = None  # of hf: the split for validation; null: a share of `split`
+    test_split: str | None = None  # of hf: the sealed one; null: a share of `split`, or none where there is a val_split
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     test_fraction: Fraction = 0.05  # sealed: nothing in training or evaluation reads it; 0: none
+    max_tokens: Count | None = None  # of all splits together; null: the whole corpus
+    packing: Literal["random", "sequential", "documents"] = "random"  # how training windows are laid over the text
 
     def check(self) -> None:
         if self.val_fraction + self.test_fraction >= 1:
@@ -106,7 +117,23 @@ class DataConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TokenizerConfig:
-    name: Literal["byte", "char", "gpt2"] = "byte"
+    """Which tokenizer. `file` is a file for hf (tokenizer.json) and, if it likes, char (JSON of its characters)."""
+
+    name: Literal[
+        "byte",
+        "char",
+        "gpt2",
+        "r50k_base",
+        "p50k_base",
+        "p50k_edit",
+        "cl100k_base",
+        "o200k_base",
+        "o200k_harmony",
+        "bpe",
+        "hf",
+    ] = "byte"
+    file: str | None = None
+    vocab_size: Count | None = None  # of bpe, separator included
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -144,10 +171,15 @@ class TrainConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class EvalConfig:
-    """The length protocol: how many targets, and the stride of the sliding window (null: half the training length)."""
+    """The length protocol: how many targets, and the stride of the sliding window (null: half the training length).
+
+    `documents` is concat (one text, documents one after the other) or within (windows that lie inside one document).
+    """
 
     tokens: Count = 131072
     stride: Count | None = None
+    documents: Literal["concat", "within"] = "concat"
+    split: Literal["val", "test"] = "val"  # the test split is for the end: whoever looks at it often trains on it
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -188,6 +220,8 @@ class AskedPosition:
 class AskedEval:
     tokens: Count | None = None
     stride: Count | None = None
+    documents: Literal["concat", "within"] | None = None
+    split: Literal["val", "test"] | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -74,7 +74,13 @@ def losses(comparison: Comparison, protocol: str, factors: tuple, end: tuple[str
     head = ("scheme", "seeds", *(f"{factor:g}x ({round(factor * length)})" for factor in factors), *end)
     shown = [f"[{i}] {note}" for i, note in enumerate(notes, 1) if any(f"[{i}]" in c for row in rows for c in row)]
     title = "Disjoint windows" if protocol == DISJOINT else f"Sliding windows, stride {comparison.stride}"
+    title += scope(comparison.condition.documents, comparison.condition.split)
     return Grid(title, head, tuple(rows), marks, tuple(shown))
+
+
+def scope(documents: str | None, split: str | None) -> str:
+    """What a title adds where not all of the validation split is one text."""
+    return (", within documents" if documents == "within" else "") + (", test split" if split == "test" else "")
 
 
 def grids(comparison: Comparison) -> list[Grid]:
@@ -173,8 +179,9 @@ def print_tables(results: Results, console: Console | None = None) -> None:
 
 def evaluation_table(rows: Iterable[dict]) -> Table:
     """What eval.py prints: rows of eval.jsonl, one line for each run and way of reading it."""
-    lines, columns, reasons = {}, {}, {}
+    lines, columns, reasons, scopes = {}, {}, {}, {}
     for row in rows:
+        scopes[scope(row.get("documents"), row.get("split"))] = None
         way = in_short(reading(row))
         name = f"{row.get('run') or row.get('position')}" + (f" ({way})" if way else "")
         column = (row["protocol"] == SLIDING, row.get("stride") or 0, row["factor"], row.get("eval_length"))
@@ -185,7 +192,7 @@ def evaluation_table(rows: Iterable[dict]) -> Table:
             value = f"unsupported [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
         lines.setdefault(name, {})[column] = value
     table = Table(
-        title="Loss (nats per token)",
+        title="Loss (nats per token)" + " and".join(scopes),
         title_justify="left",
         caption=Text("\n".join(f"[{i}] {reason}" for reason, i in reasons.items())),
         caption_justify="left",
@@ -210,7 +217,9 @@ def left_out(run: Record, reason: str) -> str:
 def conditions_line(comparison: Comparison) -> str:
     c = comparison.condition
     sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 else ""
+    inside = ", each within one document" if c.documents == "within" else ""
+    data = f"{c.data} (test split)" if c.split == "test" else c.data
     return (
-        f"data {c.data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
-        f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}"
+        f"data {data}{sha}, tokenizer {c.tokenizer}, measured in {c.dtype}, training length {c.train_length} tokens, "
+        f"{whole(c.n_targets)} targets in {whole(c.n_blocks)} blocks of {c.block_length}{inside}"
     )

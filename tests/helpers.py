@@ -33,6 +33,8 @@ def excite(model: GPT, generator: torch.Generator, std: float = 0.3) -> GPT:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.shape == (model.config.n_head,):  # near 0 or below it, a slope would do nothing
+                noise = 0.5 + noise.abs()
             parameter.copy_(std * (noise if noise.numel() > 1 else noise.sign()))  # a single one must not be near 0
     return model
 

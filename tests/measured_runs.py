@@ -60,6 +60,7 @@ def row(scheme: str, seed: int, factor: int, loss: float | None, protocol: str =
         "n_blocks": 512,
         "n_dropped": 7,
         "documents": "concat",
+        "split": "val",
         "dtype": "float32",
         "loss": loss,
         "loss_se": 0.01 if good else None,

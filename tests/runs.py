@@ -2,8 +2,12 @@
 
 import json
 import random
+from collections import deque
 from pathlib import Path
 
+import pytest
+
+import gpt.data
 from gpt import cli
 from tests.helpers import as_written
 
@@ -53,3 +57,20 @@ def metrics(folder: Path) -> list[dict]:
 
 def status(folder: Path) -> dict:
     return json.loads((folder / "status.json").read_text())
+
+
+def on_batch(patch: pytest.MonkeyPatch, act) -> None:
+    """Calls act(step, rows, x, y) whenever training takes a batch."""
+    real, take, made = gpt.data.batch, gpt.data.Ahead.__next__, deque()
+
+    def batch(tokens, block_size, seed, step, rows):  # on a thread, ahead of the trainer
+        made.append((step, rows, *real(tokens, block_size, seed, step, rows)))
+        return made[-1][2:]
+
+    def following(ahead):
+        found = take(ahead)
+        act(*made.popleft())
+        return found
+
+    patch.setattr(gpt.data, "batch", batch)
+    patch.setattr(gpt.data.Ahead, "__next__", following)

@@ -51,6 +51,47 @@ def test_factors_that_fit():
     assert fitting(9, 8, [1, 2]) == [1] and fitting(8, 8, [1]) == []
 
 
+def test_blocks_within_documents_by_hand():
+    starts = np.array([0, 33, 40, 140], dtype=np.uint64)  # documents of 33, 7, 100 and 63 tokens
+    blocks = cut(203, 8, [1, 2, 4], documents=starts)
+    assert (blocks.length, blocks.count, blocks.total, blocks.dropped) == (32, 5, 5, 202 - 160)
+    assert blocks.starts.tolist() == [0, 40, 72, 104, 140]
+    assert cut(203, 8, [4], 100, starts).starts.tolist() == [0, 40, 104]
+    with pytest.raises(LengthError, match="longest document of the validation split has 100 tokens, 129 are needed"):
+        cut(203, 8, [16], documents=starts)
+    assert fitting(203, 8, [1, 4, 8, 16], starts) == [1, 4, 8] and fitting(203, 8, [1], np.arange(203)) == []
+
+
+def test_no_block_within_documents_crosses_an_end_and_none_is_missed(fresh):
+    for _ in range(50):
+        starts = np.cumsum([0, *torch.randint(1, 120, (11,), generator=fresh).tolist()]).tolist()
+        end = starts[-1] + 90
+        blocks = cut(end, L, [1, 2], documents=np.array(starts, dtype=np.uint64))
+        expected = [
+            at
+            for start, stop in zip(starts, [*starts[1:], end], strict=True)
+            for at in range(start, stop - 2 * L, 2 * L)  # 2 L targets need one token more
+        ]
+        assert blocks.starts.tolist() == expected and blocks.dropped == end - 1 - 2 * L * len(expected)
+
+
+def test_within_a_document_nothing_outside_of_it_is_read(fresh):
+    """Another text around a document changes no number."""
+    model = excite(make("rope", MODEL), fresh)
+    text = torch.randint(0, VOCAB, (100,), generator=fresh).numpy()
+    alone = {}
+    for before, after in ((0, 0), (5, 7), (30, 2)):
+        around = [torch.randint(0, VOCAB, (n,), generator=fresh).numpy() for n in (before, after)]
+        tokens = np.concatenate([around[0], text, around[1]])
+        starts = np.unique([0, before, before + 100] if after else [0])
+        blocks = cut(len(tokens), L, [1, 2, 4], documents=starts.astype(np.uint64))
+        for factor in (1, 2, 4):
+            row = disjoint(model, tokens, blocks, factor, ONE_BYTE, CPU)
+            slide = sliding(model, tokens, blocks, factor, 4, ONE_BYTE, CPU)
+            found = [row["loss"], slide["loss"], row["n_targets"], slide["n_targets"]]
+            assert alone.setdefault(factor, found) == pytest.approx(found, rel=1e-6)
+
+
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_a_uniform_model_scores_ln_vocabulary_on_exactly_the_counted_targets(tokens, factor):
     blocks = cut(len(tokens), L, [1, 2, 4])

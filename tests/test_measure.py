@@ -20,12 +20,13 @@ import gpt.runtime
 import train
 from gpt import checkpoint, cli, terminal
 from gpt.checkpoint import latest
+from gpt.corpus import open_corpus
 from gpt.errors import UserError
 from tests.runs import composed, metrics, write_corpus
 
 RUNS = Path("runs/default")
 FIELDS = """run position seed step tokens train_length eval_length factor protocol stride scaling scaling_parameters
-rope_base overflow ids block_length n_blocks n_dropped documents loss loss_se tail_loss tail_loss_se
+rope_base overflow ids block_length n_blocks n_dropped documents split loss loss_se tail_loss tail_loss_se
 perplexity bits_per_byte n_targets n_bytes tokens_per_second parameters position_parameters data
 data_sha256 tokenizer checkpoint checkpoint_sha256 status reason position_curve position_bins""".split()
 
@@ -102,6 +103,40 @@ def test_rows_and_the_second_call(capsys, monkeypatch):
     assert measure("runs=runs/default", "factors=[4,2,1,1]") == 0
     assert table(capsys) == first
     assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def test_windows_within_documents_and_the_test_split_are_rows_of_their_own():
+    """Of a text of one document, within reads what concat does; the sealed split is read only where it is asked for."""
+    assert measure("runs=runs/default", "factors=[1,2]") == 0
+    concat = rows(RUNS / "rope")
+    assert {(row["split"], row["documents"]) for row in concat} == {("val", "concat")}
+    assert measure("runs=runs/default", "factors=[1,2]", "eval.documents=within") == 0
+    within = rows(RUNS / "rope")[4:]
+    assert [row["documents"] for row in within] == ["within"] * 4
+    for one, other in zip(concat, within, strict=True):
+        assert one["loss"] == other["loss"] and one["data_sha256"] == other["data_sha256"]
+    assert measure("runs=runs/default", "factors=[1,2]", "eval.split=test") == 0
+    sealed = rows(RUNS / "rope")[8:]
+    corpus = open_corpus(next(Path("data/text").glob("*/meta.json")).parent)
+    assert {(row["split"], row["data_sha256"]) for row in sealed} == {("test", corpus.test_sha256)}
+    assert all(row["loss"] != before["loss"] for row, before in zip(sealed, concat, strict=True))
+    assert measure("runs=runs/default", "factors=[1,2]", "eval.split=test") == 0 and len(rows(RUNS / "rope")) == 12
+
+
+def test_rows_of_text_too_short_say_of_which():
+    assert measure("checkpoint=runs/default/rope", "factors=[1,4096]", "eval.split=test") == 0
+    reasons = [row["reason"] for row in rows(RUNS / "rope") if row["status"] == "unsupported"]
+    assert len(reasons) == 2 and all(reason.startswith("the test split has") for reason in reasons)
+    assert measure("checkpoint=runs/default/rope", "factors=[1,4096]", "eval.documents=within") == 0
+    assert rows(RUNS / "rope")[-1]["reason"].startswith("the longest document of the validation split has")
+
+
+def test_a_corpus_without_a_test_split_has_no_such_rows(capsys):
+    train.main(*composed("position=rope", "name=b", "train.steps=1", "data.test_fraction=0"))
+    assert measure("checkpoint=runs/default/b", "eval.split=test") != 0
+    said = "".join(capsys.readouterr())
+    assert "eval.split: got 'test', allowed: val: " in said and "prepared with data.test_fraction=0" in said
+    assert not (RUNS / "b/eval.jsonl").exists()
 
 
 def test_measured_again_the_numbers_are_the_same():

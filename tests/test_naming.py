@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+import train
+from gpt import cli
 from gpt.errors import ConfigError
 from gpt.naming import folder_name
 from gpt.run import Run
@@ -35,6 +37,39 @@ from tests.folders import config
 )
 def test_folder_names(overrides, changes, expected):
     assert folder_name(config(name="", **changes), overrides) == expected
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        ("", "learned-s0"),
+        ("data=text data.path=texts", "learned-s0-datatext-pathtexts"),
+        ("data=text data.path=one.txt seed=3 position=alibi", "alibi-s3-datatext-pathone.txt"),
+        (
+            "data=text data.path=texts tokenizer=gpt2 optim.lr=1e-4",
+            "learned-s0-datatext-pathtexts-lr1e-4-tokenizergpt2",
+        ),
+        (
+            "data=text data.path=texts data.val_fraction=0.2 tokenizer=char",
+            "learned-s0-datatext-pathtexts-val_fraction0.2-tokenizerchar",
+        ),
+        ("model=small tokenizer=gpt2 train.steps=100", "learned-s0-modelsmall-tokenizergpt2-steps100"),
+        ("position=rope position.layers=PPPN model.dropout=0.1", "rope-s0-dropout0.1-layersPPPN"),
+        ("position=rope position.base=500000 optim.schedule=wsd", "rope-s0-schedulewsd-base500000"),
+        (
+            "train.batch_size=4 train.accumulate=3 model.block_size=128",
+            "learned-s0-block_size128-accumulate3-batch_size4",
+        ),
+    ],
+)
+def test_runs_of_the_first_version_keep_their_folders(tmp_path, monkeypatch, overrides, expected):
+    """The names that it gave: a key that ends as another one would lengthen both, and orphan what has the old one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for name in ("texts/a.txt", "texts/b.txt", "one.txt"):
+        (tmp_path / name).write_text("some text")
+    words = overrides.split()
+    assert train.final(cli.compose("train", words), words).name == expected
 
 
 def test_what_does_not_change_the_run_does_not_change_its_name():

@@ -60,12 +60,12 @@ def test_command(command):
         load_evaluation(compose("eval", arguments))
     elif script == "scripts/sample.py":
         parse(SampleConfig, arguments)
-    elif script == "data/prepare.py":
+    elif script in ("data/prepare.py", "data/inspect.py"):
         compose("train", arguments)
     elif script in ("scripts/schemes.py", "scripts/bench_schemes.py"):
         asked(AskedCosts if script.endswith("/schemes.py") else AskedBench, arguments)
     else:
-        assert script in ("scripts/compare.py", "scripts/bench_nanogpt.py") and arguments
+        assert script in ("scripts/compare.py", "scripts/bench_nanogpt.py", "scripts/bench_data.py") and arguments
 
 
 def test_the_tree_is_the_tree():

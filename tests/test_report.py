@@ -164,6 +164,23 @@ def test_markdown_tables_are_rectangular_and_escape_pipes(tmp_path, quick):
     tables.print_tables(written.results, Console(file=io.StringIO()))  # brackets in a reason are no markup
 
 
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, ""),
+        ({"documents": "within"}, ", within documents"),
+        ({"split": "test"}, ", test split"),
+        ({"documents": "within", "split": "test"}, ", within documents, test split"),
+    ],
+)
+def test_titles_say_what_was_measured(tmp_path, changes, expected):
+    rows = [row("rope", 0, f, 1.0 + f, protocol, **changes) for f in (1, 2) for protocol in ("disjoint", "sliding")]
+    assert tables.evaluation_table(rows).title == "Loss (nats per token)" + expected
+    write_run(tmp_path / "rope-s0", config("rope", 0), rows)
+    titles = [grid.title for grid in tables.grids(only(tmp_path))]
+    assert titles[:2] == [f"Disjoint windows{expected}", f"Sliding windows, stride 32{expected}"]
+
+
 def test_the_evaluation_table_shows_what_was_just_measured():
     rows = [row("learned", 0, 1, 1.23456), row("learned", 0, 2, None, reason="[/x] 64 rows")]
     rows += [row("learned", 0, 2, 3.0, overflow="clamp"), row("learned", 0, 1, 1.5, "sliding")]

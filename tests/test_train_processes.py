@@ -19,7 +19,7 @@ from gpt.checkpoint import latest
 from gpt.errors import ConfigError, RunError
 from gpt.run import read_status
 from gpt.runtime import Runtime
-from tests.runs import SMALL, TEXT, composed, metrics, status, write_corpus
+from tests.runs import SMALL, TEXT, composed, metrics, on_batch, status, write_corpus
 
 ROOT = Path(__file__).parents[1]
 RUN = Path("runs/default/a")
@@ -31,13 +31,13 @@ import os, runpy, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import gpt.data
 
-real, delays = gpt.data.batch, [float(one) for one in os.environ["DELAYS"].split()]
+take, delays = gpt.data.Ahead.__next__, [float(one) for one in os.environ["DELAYS"].split()]
 
-def batch(*args):
+def following(ahead):
     time.sleep(delays.pop(0) if len(delays) > 1 else delays[0])
-    return real(*args)
+    return take(ahead)
 
-gpt.data.batch = batch
+gpt.data.Ahead.__next__ = following
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
@@ -157,16 +157,7 @@ def test_two_processes_are_one():
 
 
 def stop_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    import gpt.data
-
-    real = gpt.data.batch
-
-    def batch(tokens, block_size, seed, at, rows):
-        if at == step - 1 and rows.start == 0:
-            signal.raise_signal(signal.SIGTERM)
-        return real(tokens, block_size, seed, at, rows)
-
-    patch.setattr(gpt.data, "batch", batch)
+    on_batch(patch, lambda at, rows, *_: at == step - 1 and not rows.start and signal.raise_signal(signal.SIGTERM))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

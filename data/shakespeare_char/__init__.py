@@ -6,6 +6,7 @@ this folder, then beside the repository; else downloaded below the working direc
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from gpt.documents import Document, Source, SourceGone, cut_text
@@ -14,6 +15,7 @@ from gpt.errors import DataError
 from gpt.files import sha256_of
 from gpt.schema import DataConfig
 
+KEYS = {"path"}
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 HERE = Path("data/shakespeare_char/input.txt")
@@ -35,7 +37,9 @@ def source(config: DataConfig) -> Source:
                 f"for any other text: data=text data.path={given} tokenizer=char"
             )
     # The text cannot change, so what is prepared stays good wherever it came from, and nothing is downloaded for it.
-    return Source("tiny Shakespeare, as in nanoGPT", {"sha256": SHA256}, lambda: documents(config))
+    return Source(
+        "tiny Shakespeare, as in nanoGPT", {"sha256": SHA256}, lambda start: islice(documents(config), start, None)
+    )
 
 
 def documents(config: DataConfig) -> Iterator[Document]:

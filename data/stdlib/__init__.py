@@ -1,5 +1,6 @@
 """The source of Python's own standard library: real text that every installation has, about 12 MB in 700 files.
 
+With data.site_packages also that of the packages installed beside it: hundreds of MB, but others on every machine.
 Files come in the order of a hash of their name, so that any prefix is a random sample of the library, and whole files
 are held out for validation and test by the same hash.
 """
@@ -8,12 +9,14 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from gpt.documents import Document, Source, SourceGone, hash_share, listing, splits_of
-from gpt.errors import ConfigError, DataError
+from gpt.documents import Document, Skipped, Source, SourceGone, hash_share, listing, splits_of
+from gpt.errors import DataError
 from gpt.schema import DataConfig
 
+KEYS = {"site_packages"}
 # Tests, and what is not the library's own.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 # Beginnings of names that differ between two installations of one version: files, and folders.
@@ -21,7 +24,7 @@ LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")
 
 
 def label(config: DataConfig) -> str:
-    return ""
+    return "site-packages" if config.site_packages else ""
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -37,30 +40,35 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def source(config: DataConfig) -> Source:
-    if config.path is not None:
-        raise ConfigError("data.path", config.path, "null with data=stdlib", "for a text of your own: data=text")
     folder = Path(sysconfig.get_path("stdlib"))
     found = files(folder)
     if len(found) < 2:
         raise SourceGone(f"{folder}: this Python comes without the .py files of its library; use data=text data.path=…")
+    if config.site_packages:
+        for place in sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
+            found |= {f"site-packages/{name}": path for name, path in files(Path(place)).items()}
+        found = {name: found[name] for name in sorted(found, key=hash_share)}
     splits = splits_of(found, config.val_fraction, config.test_fraction)
-    skipped: dict[str, int] = {}
 
-    def documents() -> Iterator[Document]:
-        skipped.clear()
-        for name, path in found.items():
+    def documents(start: int) -> Iterator[Document | Skipped]:
+        for name, path in islice(found.items(), start, None):
             try:
                 text = path.read_bytes().decode("utf-8")
             except UnicodeDecodeError:
-                skipped["not UTF-8"] = skipped.get("not UTF-8", 0) + 1
+                yield Skipped("not UTF-8")
                 continue
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
             if text:
                 yield Document(splits[name], [text])
             else:
-                skipped["empty"] = skipped.get("empty", 0) + 1
+                yield Skipped("empty")
 
     version = platform.python_version()
-    fingerprint = {"python": version, **listing([name, path.stat().st_size] for name, path in found.items())}
-    return Source(f"standard library of Python {version} ({folder})", fingerprint, documents, skipped)
+    stats = {name: path.stat() for name, path in found.items()}
+    # Packages differ between machines anyway, and are edited in place; the library is the same corpus on every machine.
+    listed = ([n, s.st_size, *([s.st_mtime_ns] if n.startswith("site-packages/") else [])] for n, s in stats.items())
+    fingerprint = {"python": version, **listing(listed)}
+    packages = " and the packages installed beside it" if config.site_packages else ""
+    description = f"standard library of Python {version} ({folder}){packages}"
+    return Source(description, fingerprint, documents, size=sum(stat.st_size for stat in stats.values()))

@@ -1,0 +1,141 @@
+"""A corpus on its way to the disk, with which a process can go on where another one was killed."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from gpt.corpus import FORMAT, SPLITS, remember, seal, whole
+from gpt.documents import Source
+from gpt.encode import Part, Place
+from gpt.errors import DataError
+from gpt.files import write_atomic
+from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from gpt.tokens import TokenWriter
+
+
+class Draft:
+    """A corpus on the way: token files that grow, and what is known of them, in `folder`.
+
+    progress.json says how far all of them are good; a draft of the same `identity` goes on from there.
+    """
+
+    def __init__(self, folder: Path, identity: str, source: Source, new: Callable[[], Tokenizer]):
+        self.folder, self.identity = folder, identity
+        self.settled = source.settled
+        if not self._resume():
+            for path in folder.iterdir():
+                path.unlink()
+            tokenizer = new()
+            nothing = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
+            self._open({"splits": nothing, "skipped": source.skipped, "place": Place()}, tokenizer)
+
+    def _resume(self) -> bool:
+        """Whether there is a draft of the same that can be gone on with; opens it."""
+        try:
+            saved = json.loads((self.folder / "progress.json").read_text(encoding="utf-8"))
+            if saved["identity"] != self.identity:
+                return False
+            self._open(saved, load_tokenizer(saved["tokenizer"]))
+            self.settled.update(saved["settled"])
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, DataError):  # none, or damaged
+            return False
+        return True
+
+    def _open(self, state: dict, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        place = Place(*map(whole, state["place"]))
+        self.skipped = Counter(state["skipped"])
+        self.n_bytes = {split: whole(state["splits"][split]["bytes"]) for split in SPLITS}
+        dtype, vocab_size = id_dtype(self.tokenizer.vocab_size), self.tokenizer.vocab_size
+        self.ids, self.starts = {}, {}
+        for split, counts in state["splits"].items():
+            self.ids[split] = TokenWriter(self.folder, split, dtype, vocab_size, whole(counts["tokens"]))
+            self.starts[split] = TokenWriter(
+                self.folder, f"{split}_documents", np.dtype(np.uint64), count=whole(counts["documents"])
+            )
+        self._reached(place)
+
+    def _reached(self, place: Place) -> None:
+        self.place = place
+        self.checkpointed = {"splits": self.counts(), "skipped": dict(self.skipped), "place": list(place)}
+
+    def counts(self) -> dict:
+        return {
+            split: {
+                "documents": self.starts[split].count,
+                "tokens": self.ids[split].count,
+                "bytes": self.n_bytes[split],
+            }
+            for split in SPLITS
+        }
+
+    @property
+    def tokens(self) -> int:
+        return sum(writer.count for writer in self.ids.values())
+
+    @property
+    def documents(self) -> int:
+        return sum(writer.count for writer in self.starts.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.n_bytes.values())
+
+    def write(self, task: list[Part], results: list[tuple[np.ndarray, int]], place: Place, limit: int | None) -> None:
+        """Appends a task's ids, as long as there are fewer than `limit` in all."""
+        ids, starts, tokens = {split: [] for split in SPLITS}, {split: [] for split in SPLITS}, self.tokens
+        at = {split: self.ids[split].count for split in SPLITS}
+        for (what, split, why), (new, n_bytes) in zip(task, results, strict=True):
+            if limit is not None and tokens >= limit:
+                break
+            if what == "skipped":
+                self.skipped[why] += 1
+                continue
+            if what == "begin":
+                starts[split].append(at[split])
+            if limit is not None and tokens + len(new) > limit:
+                new = new[: limit - tokens]
+                n_bytes = int(self.tokenizer.token_bytes()[new].sum())
+            ids[split].append(new)
+            at[split] += len(new)
+            tokens += len(new)
+            self.n_bytes[split] += n_bytes
+        for split in SPLITS:
+            if ids[split]:
+                self.ids[split].write(np.concatenate(ids[split]))
+            self.starts[split].write(np.array(starts[split], dtype=np.uint64))
+        self._reached(place)
+
+    def save(self) -> None:
+        """From now on a killed process has lost nothing that was written before."""
+        for writer in (*self.ids.values(), *self.starts.values()):
+            writer.sync()
+        write_atomic(
+            self.folder / "progress.json",
+            json.dumps(
+                {"identity": self.identity, "tokenizer": self.tokenizer.state(), "settled": self.settled}
+                | self.checkpointed
+            ),
+        )
+
+    def finish(self, facts: dict) -> None:
+        """Writes meta.json, without which all of it does not count."""
+        files, splits = {}, self.counts()
+        for split in SPLITS:
+            found, splits[split]["sha256"] = self.ids[split].finish()
+            files |= found | self.starts[split].finish()[0]
+        for name, said in files.items():
+            remember(self.folder / name, said["sha256"])  # its ids were checked as they were written
+        meta = {"format": FORMAT, **facts, "skipped": dict(self.skipped), "tokenizer": self.tokenizer.state()}
+        meta |= {"tokenizer_sha256": self.tokenizer.sha256, "splits": splits, "files": files}
+        if self.settled:
+            meta["settled"] = self.settled
+        write_atomic(self.folder / "meta.json", seal(meta))
+        (self.folder / "progress.json").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for writer in (*self.ids.values(), *self.starts.values()):
+            writer.close()

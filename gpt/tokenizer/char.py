@@ -1,0 +1,90 @@
+"""tokenizer=char: the characters of one corpus."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from gpt.errors import DataError
+from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
+
+
+class CharTokenizer(Tokenizer):
+    """The characters of one corpus by code point, as in nanoGPT's shakespeare_char. No separator.
+
+    With tokenizer.file they are those of a JSON file: one text, or a list of one-letter texts, in the order of the ids.
+    """
+
+    name = "char"
+    separator = None
+    boundary = None
+
+    def __init__(self, characters: str):
+        if not characters or list(characters) != sorted(set(characters)):
+            raise DataError("tokenizer char: its characters must be at least one, each once, in order of code points")
+        utf8(characters)
+        self.characters = characters
+        self.vocab_size = len(characters)
+        codes = np.array([ord(c) for c in characters])
+        self._ids = np.full(codes[-1] + 1, -1)  # code point -> id
+        self._ids[codes] = np.arange(self.vocab_size)
+
+    @classmethod
+    def new(cls, config, documents):
+        if config.file is not None:
+            return cls(_characters(config.file))
+        characters: set[str] = set()
+        for document in documents:
+            for block in blocks_of(document):
+                characters.update(block)
+        if not characters:
+            raise DataError("tokenizer=char: the texts are empty, so there are no characters to take")
+        return cls("".join(sorted(characters)))
+
+    @classmethod
+    def load(cls, state):
+        return cls(state["characters"])
+
+    @classmethod
+    def label(cls, config) -> str:
+        if config.file is None:
+            return "char"
+        return "char" + hashlib.sha256(_characters(config.file).encode()).hexdigest()[:8]
+
+    def encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+        known = codes < len(self._ids)
+        ids = np.where(known, self._ids[np.where(known, codes, 0)], -1)
+        if len(ids) and ids.min() < 0:
+            first = int(np.argmax(ids < 0))
+            shown = self.characters if self.vocab_size <= 100 else self.characters[:100] + "…"
+            raise DataError(
+                f"tokenizer char: {text[first]!r} (U+{ord(text[first]):04X}) at position {first:,} is not among its "
+                f"{self.vocab_size} characters {shown!r}; tokenizer=byte knows every text"
+            )
+        return ids.astype(id_dtype(self.vocab_size))
+
+    def table(self) -> list[bytes]:
+        return [c.encode("utf-8") for c in self.characters]
+
+    def state(self) -> dict:
+        return {"name": self.name, "characters": self.characters}
+
+
+def _characters(path: str) -> str:
+    """The characters in the JSON file `path`. Raises DataError."""
+    try:
+        value = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"tokenizer.file: {path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"tokenizer.file: {path} is no JSON in UTF-8 ({error})") from None
+    if isinstance(value, list) and all(isinstance(c, str) and len(c) == 1 for c in value):
+        value = "".join(value)
+    if not isinstance(value, str) or not value or list(value) != sorted(set(value)):
+        raise DataError(
+            f"tokenizer.file: {path} holds {str(value)[:40]!r}; allowed: the characters of the vocabulary as one JSON "
+            "text or a list, each once, in order of code points"
+        )
+    return value
