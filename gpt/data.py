@@ -5,6 +5,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 BATCHES = 0x6E616E6F5045  # the Philox stream that batches are drawn from: no other use of the seed shares it
 ORDER = 0x6F72646572  # the stream that orders of windows are drawn from
 AHEAD = 4  # batches that are prepared before they are asked for
+MOMENT = 0.001  # seconds in which the trainer goes on: else both want the interpreter's lock as it gets its batch
 LEAVING = 10  # seconds that the end of training waits for what is being prepared
 NO_TARGET = -100  # where a row is longer than what is left of its document; the loss leaves it out
 
@@ -110,8 +112,10 @@ class Windows:
 
     def _chosen(self, step: int, rows: range) -> np.ndarray:
         """(rows,) which windows these are, of `count`; what is counted through is rows, over all steps."""
-        numbers = [divmod(self.done + step * self.rows_a_step + row, self.count) for row in rows]
-        return np.array([shuffled(n, self.count, self.seed, epoch) for epoch, n in numbers], dtype=np.int64)
+        epochs, numbers = np.divmod(self.done + step * self.rows_a_step + np.array(rows), self.count)
+        for epoch in np.unique(epochs).tolist():
+            numbers[epochs == epoch] = shuffled(numbers[epochs == epoch], self.count, self.seed, epoch)
+        return numbers
 
     def _spans(self, step: int) -> np.ndarray:
         """(rows_a_step, 2) where the inputs of windows of documents begin and end; targets are one further.
@@ -151,31 +155,31 @@ class Windows:
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def shuffled(n: int, count: int, seed: int, epoch: int) -> int:
-    """Where number `n` of 0 .. count-1 comes in the order of an epoch: a permutation that takes no memory.
+def shuffled(numbers: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    """(n,) int64: where `numbers` of 0 .. count-1 come in the order of an epoch: a permutation that takes no memory.
 
     A Feistel network over the next power of four, walked until it lands below `count` (Black and Rogaway 2002, "Ciphers
     with arbitrary finite domains"); its round function is the finalizer of SplitMix64.
     """
-    half = max(1, ((count - 1).bit_length() + 1) // 2)
-    mask = 2**half - 1
-    keys = philox(seed, ORDER, epoch, 6).tolist()
-    while True:
-        left, right = n >> half, n & mask
+    half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
+    mask = np.uint64(2 ** int(half) - 1)
+    keys = philox(seed, ORDER, epoch, 6)
+    found = numbers.astype(np.uint64)
+    outside = np.ones(len(found), dtype=bool)
+    while outside.any():
+        left, right = found[outside] >> half, found[outside] & mask
         for key in keys:
             left, right = right, left ^ (mixed(right + key) & mask)
-        n = left << half | right
-        if n < count:
-            return n
+        found[outside] = left << half | right
+        outside = found >= count
+    return found.astype(np.int64)
 
 
-def mixed(x: int) -> int:
-    """SplitMix64's finalizer: 64 bits in which each depends on all of `x`."""
-    word = 2**64 - 1
-    x &= word
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & word
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & word
-    return x ^ (x >> 31)
+def mixed(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finalizer: 64 bits in which each depends on all of `x`, uint64 that wraps."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 class Ahead:
@@ -222,6 +226,7 @@ class Ahead:
             self.room.acquire()
             if self.closed:
                 return
+            time.sleep(MOMENT)
             try:
                 self.ready.put((self.make(n), None))
             except BaseException as error:  # whatever it was, the trainer must hear of it

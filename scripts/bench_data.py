@@ -46,8 +46,8 @@ def prepared(path: Path, tokenizer: str, root: Path):
     return corpus
 
 
-def waiting(corpus, steps: int = 40) -> None:
-    """Share of a step of the tiny model in which the trainer waits for its batch."""
+def waiting(corpus, rounds: int = 5, steps: int = 60) -> None:
+    """Share of a step of the tiny model in which the trainer waits for its batch; median of rounds, in turn."""
     import torch
 
     from gpt.cli import compose
@@ -59,23 +59,23 @@ def waiting(corpus, steps: int = 40) -> None:
     L, B = config.model.block_size, config.train.batch_size
     model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, 0)
     optimizer = torch.optim.AdamW(model.parameters())
-    for packing in ("random", "sequential", "documents"):
+    shares = {packing: [] for packing in ("random", "sequential", "documents")}
+    for packing in [*shares] * (1 + rounds):  # the first round warms up
         windows = Windows(packing, corpus.train, corpus.train_documents, L, 0, B)
-        waited = began = 0.0
+        waited, began = 0.0, time.perf_counter()
         with Ahead(lambda step, windows=windows: windows.batch(step, range(B)), 0, steps) as batches:
-            for step in range(steps):
-                if step == 10:
-                    waited, began = 0.0, time.perf_counter()
+            for _ in range(steps):
                 asked = time.perf_counter()
                 x, y = next(batches)
                 waited += time.perf_counter() - asked
                 model(x, y)[1].backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        total = time.perf_counter() - began
-        print(
-            f"packing={packing}: {waited / total:.2%} of {total / (steps - 10) * 1e3:.1f} ms a step is waiting for data"
-        )
+        step = (time.perf_counter() - began) / steps
+        shares[packing].append((waited / steps / step, step))
+    for packing, found in shares.items():
+        (share, step), words = sorted(found[1:])[rounds // 2], " ".join(f"{s:.2%}" for s, _ in found[1:])
+        print(f"packing={packing}: {share:.2%} of {step * 1e3:.1f} ms a step is waiting for data ({words})")
 
 
 def main() -> None:
