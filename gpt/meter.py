@@ -8,8 +8,8 @@ from collections.abc import Callable
 class Meter:
     """How far a preparation is: a bar in a terminal (bytes, documents, time left), else a line now and then."""
 
-    def __init__(self, total: int | None, log: Callable[[str], None]):
-        self.total, self.log, self.bar, self.said = total, log, None, time.monotonic()
+    def __init__(self, log: Callable[[str], None]):
+        self.log, self.bar, self.said = log, None, time.monotonic()
 
     def __enter__(self) -> "Meter":
         if sys.stdout.isatty():
@@ -18,9 +18,8 @@ class Meter:
             self.bar = progress.Progress(
                 progress.TextColumn("[bold]{task.description}"),
                 progress.BarColumn(bar_width=None),
-                progress.DownloadColumn(),
-                progress.TextColumn("{task.fields[documents]:,} documents"),
-                progress.TransferSpeedColumn(),
+                progress.TaskProgressColumn(),
+                progress.TextColumn("{task.fields[told]}"),
                 progress.TimeRemainingColumn(compact=True),
                 progress.TextColumn("left"),
             )
@@ -32,12 +31,14 @@ class Meter:
         if self.bar:
             self.bar.stop()
 
-    def update(self, n_bytes: int, documents: int) -> None:
-        if self.bar and self.task is None:  # at the first: what a resumed one has done already is no speed
-            self.task = self.bar.add_task("preparing", total=self.total, completed=n_bytes, documents=documents)
-        elif self.bar:
-            self.bar.update(self.task, completed=n_bytes, documents=documents)
+    def update(self, n_bytes: int, documents: int, share: float | None) -> None:
+        """So much is read; `share` of all, None where nobody knows."""
+        told = f"{n_bytes / 1e6:,.0f} MB, {documents:,} document{'s' * (documents != 1)}"
+        if self.bar:
+            # What a resumed preparation has done already is no speed: the first share is where the bar begins.
+            if self.task is None:
+                self.task = self.bar.add_task("preparing", completed=share or 0, total=None, told=told)
+            self.bar.update(self.task, completed=share or 0, total=None if share is None else 1, told=told)
         elif time.monotonic() - self.said > 5:
             self.said = time.monotonic()
-            share = f" ({min(1.0, n_bytes / self.total):.0%})" if self.total else ""
-            self.log(f"  {n_bytes / 1e6:,.0f} MB{share}, {documents:,} documents so far")
+            self.log(f"  {told} so far" if share is None else f"  {told} so far ({share:.0%})")

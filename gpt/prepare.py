@@ -51,10 +51,13 @@ def write_corpus(
     tasks = tasks_of(parts_of(source, draft.tokenizer.boundary, draft.place))
     try:
         encoding = contextlib.closing(encode_all(draft.tokenizer, tasks, workers))
-        with Meter(source.size, log) as meter, encoding as encoded:
+        with Meter(log) as meter, encoding as encoded:
+            size = None
             for task, results, place in encoded:
+                size = size or source.size()
                 draft.write(task, results, place, data.max_tokens)
-                meter.update(2 * draft.tokens if source.of_ids else draft.bytes, draft.documents)
+                read = 2 * draft.tokens if source.of_ids else draft.bytes
+                meter.update(read, draft.documents, done(read, size, draft.tokens, data.max_tokens))
                 if data.max_tokens is not None and draft.tokens >= data.max_tokens:
                     break
                 if time.monotonic() - saved > SAVE:
@@ -76,6 +79,13 @@ def write_corpus(
     finally:
         with contextlib.suppress(OSError):
             draft.close()
+
+
+def done(n_bytes: int, size: int | None, tokens: int, limit: int | None) -> float | None:
+    """The share that is prepared of `size` bytes or `limit` tokens, whichever end comes first; None: of nobody knows
+    how much."""
+    shares = ([n_bytes / size] if size else []) + ([tokens / limit] if limit else [])
+    return min(1.0, max(shares)) if shares else None
 
 
 def resumable(error: BaseException) -> bool:

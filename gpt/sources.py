@@ -109,10 +109,13 @@ class Files:
         """In bytes."""
         return sum(stat.st_size for stat in self.stats.values())
 
-    @property
-    def text_size(self) -> int | None:
-        """Bytes of text, about; None where files are packed."""
-        return None if any(name.lower().endswith(PACKED) for name in self.paths) else self.size
+    def text_size(self) -> int:
+        """Bytes of text, about: of packed files as many as their first megabytes promise."""
+        packed = [name for name in self.paths if name.lower().endswith(PACKED)]
+        size_packed = sum(self.stats[name].st_size for name in packed)
+        if not packed:
+            return self.size
+        return self.size - size_packed + int(size_packed * _swelling(self.paths[packed[0]]))
 
     def fingerprint(self) -> dict:
         return listing([name, stat.st_size, stat.st_mtime_ns] for name, stat in self.stats.items())
@@ -127,6 +130,20 @@ def unpacked(path: Path) -> io.BufferedIOBase:
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
     return open(path, "rb")
+
+
+def _swelling(path: Path) -> float:
+    """How many bytes a byte of a packed file becomes, by its beginning; 1 where that cannot be read."""
+    import pyarrow
+
+    try:
+        with open(path, "rb") as raw:
+            kind = "gzip" if path.name.lower().endswith(".gz") else "zstd"
+            with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), kind) as file:
+                size = len(file.read(2**22))
+                return size / max(1, raw.tell())
+    except (*UNREADABLE, pyarrow.ArrowException):
+        return 1.0
 
 
 def read_text(path: Path) -> Iterator[str]:

@@ -482,11 +482,48 @@ def test_nanogpts_tokens_that_change_while_they_are_read(bins, monkeypatch, chan
             list(document)
 
 
+def shares(monkeypatch) -> list:
+    """What the progress bar is told of a preparation from now on: (bytes, documents, share) each time."""
+    told = []
+    monkeypatch.setattr(Meter, "update", lambda meter, *given: told.append(given))
+    return told
+
+
 def test_progress_over_nanogpts_tokens_ends_at_all_of_them(bins, monkeypatch):
-    done, config = [], DataConfig("nanogpt", path=str(bins[0]))
-    monkeypatch.setattr(Meter, "update", lambda meter, n_bytes, documents: done.append((n_bytes, meter.total)))
+    told, config = shares(monkeypatch), DataConfig("nanogpt", path=str(bins[0]))
     prepare(config, TokenizerConfig("gpt2"), bins[0] / "data", lambda _: None)
-    assert done[-1][0] == done[-1][1] == 2 * (5000 + 700)
+    assert told[-1][0] == 2 * (5000 + 700) and told[-1][2] == 1
+
+
+@pytest.mark.parametrize("kind", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_progress_has_an_end_whatever_is_read(tmp_path, monkeypatch, kind):
+    """It rises to nearly all, which of packed files is a guess."""
+    letters = np.random.default_rng().integers(
+        97, 123, (10, 40, 5000), dtype=np.uint8
+    )  # packs to somewhat more than half
+    (folder := tmp_path / "copy").mkdir()
+    _, ending, *packed = kind.split(".")
+    for n, rows in enumerate(letters):
+        texts, path = [row.tobytes().decode() for row in rows], folder / f"{n}{kind}"
+        if ending == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"id": range(40), "text": texts}), path)
+            continue
+        lines = "".join(texts if ending == "txt" else (json.dumps({"text": text}) + "\n" for text in texts))
+        with pyarrow.output_stream(str(path), compression={"gz": "gzip", "zst": "zstd"}.get("".join(packed))) as file:
+            file.write(lines.encode())
+    monkeypatch.setattr(gpt.encode, "TASK", 2**18)
+    told = shares(monkeypatch)
+    prepare(DataConfig("hf", path=str(folder)), BYTE, tmp_path / "data", lambda _: None)
+    found = [share for _, _, share in told]
+    assert len(found) > 5 and found == sorted(found) and 0.9 < found[-1] <= 1 and found[0] < 0.5
+
+
+def test_progress_of_a_limit(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a line\n" * 1000)
+    monkeypatch.setattr(gpt.encode, "TASK", 100)
+    told = shares(monkeypatch)
+    prepare(DataConfig("text", path=str(tmp_path / "a.txt"), max_tokens=5000), BYTE, tmp_path, lambda _: None)
+    assert told[-1][2] == 1
 
 
 def test_nanogpts_tokens_can_be_limited(bins):
@@ -753,6 +790,7 @@ def test_the_hub_is_asked_for_a_stream_or_for_all(tmp_path, monkeypatch, max_tok
     monkeypatch.setattr(datasets, "load_dataset", local)
     monkeypatch.setattr(hf, "reach", lambda url: asked.append(url))
     config = DataConfig("hf", repo="someone/something", config="part", max_tokens=max_tokens)
+    told = shares(monkeypatch)
     corpus = prepare(config, BYTE, tmp_path / "data", lambda _: None)
     assert asked[0] == "https://huggingface.co"
     keys = {"split": "train", "revision": "None is c0ffee", "streaming": max_tokens is not None}
@@ -762,6 +800,7 @@ def test_the_hub_is_asked_for_a_stream_or_for_all(tmp_path, monkeypatch, max_tok
     assert n_tokens == max_tokens or (
         max_tokens is None and n_tokens == sum(len(t.encode()) + 1 for t in texts["train"])
     )
+    assert told[-1][2] is not None
     asked.clear()
     assert prepare(config, BYTE, tmp_path / "data").folder == corpus.folder and asked == []  # and then no more
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.invalid")

@@ -54,8 +54,15 @@ def source_of(config: DataConfig, documents: Callable[[dict[str, Rows], int], It
     theirs = {ours: getattr(config, key) for ours, key in OURS.items() if getattr(config, key) is not None}
     if config.path is None:
         settled: dict = {}
-        rows = {ours: partial(hub_rows, config, split, settled) for ours, split in theirs.items()}
-        return Source(f"hub: {config.repo}", told, partial(documents, rows), settled=settled)
+        sizes: dict[str, int] = {}  # of the splits that are read so far
+        rows = {ours: partial(hub_rows, config, split, settled, sizes) for ours, split in theirs.items()}
+        return Source(
+            f"hub: {config.repo}",
+            told,
+            partial(documents, rows),
+            size=lambda: sum(sizes.values()) if len(sizes) == len(theirs) else None,
+            settled=settled,
+        )
     path = located(config, ALLOWED)
     files = Files(path, sum(map(list, KINDS.values()), []), ALLOWED)
     if path.is_dir():
@@ -64,7 +71,9 @@ def source_of(config: DataConfig, documents: Callable[[dict[str, Rows], int], It
     rows = {
         ours: partial(texts, paths, config.text_field) for ours, paths in _split(config, path, files, theirs).items()
     }
-    size = None if texts is parquet.texts else files.text_size
+    size = files.text_size
+    if texts is parquet.texts:
+        size = partial(parquet.text_size, list(files.paths.values()), config.text_field)
     told = {key: value for key, value in told.items() if key not in ("repo", "revision")}
     return Source(str(path), files.fingerprint() | told, partial(documents, rows), files.skipped, size)
 
@@ -195,11 +204,16 @@ def _meant(split: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- the hub
 
 
-def hub_rows(config: DataConfig, split: str, settled: dict, start: int) -> Iterator[Iterable[str] | Skipped]:
+def hub_rows(
+    config: DataConfig, split: str, settled: dict, sizes: dict[str, int], start: int
+) -> Iterator[Iterable[str] | Skipped]:
     """The text of each row of a split from `start` on, in blocks. Raises DataError."""
     row = start
     try:
-        for row, value in enumerate(opened(config, split, settled, start), start=start):
+        rows = opened(config, split, settled)
+        if not config.max_tokens and config.text_field in rows.column_names:
+            sizes[split] = rows.data.column(config.text_field).nbytes
+        for row, value in enumerate(rows.skip(start), start=start):
             text = checked_text(value, config.text_field, f"{config.repo}: row {row:,} of {split}")
             yield in_blocks(text) if text else Skipped("empty texts")
     except DataError:
@@ -211,8 +225,8 @@ def hub_rows(config: DataConfig, split: str, settled: dict, start: int) -> Itera
         ) from None
 
 
-def opened(config: DataConfig, split: str, settled: dict, start: int) -> Iterable[dict]:
-    """The rows of a split from `start` on, as `datasets` gives them, of the commit that `settled` has or gets."""
+def opened(config: DataConfig, split: str, settled: dict):
+    """A split as `datasets` gives it, a stream or not, of the commit that `settled` has or gets."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")  # its cache, and asks nobody
     if not offline:
         _reach_hub(config)
@@ -220,11 +234,8 @@ def opened(config: DataConfig, split: str, settled: dict, start: int) -> Iterabl
         settled["revision"] = config.revision if offline else commit(config)
     import datasets
 
-    streaming = bool(config.max_tokens)
-    loaded = datasets.load_dataset(
-        config.repo, config.config, split=split, revision=settled["revision"], streaming=streaming
-    )
-    return loaded.skip(start)
+    how = {"streaming": bool(config.max_tokens), "revision": settled["revision"]}
+    return datasets.load_dataset(config.repo, config.config, split=split, **how)
 
 
 def commit(config: DataConfig) -> str:

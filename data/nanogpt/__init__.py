@@ -54,7 +54,7 @@ def source(config: DataConfig) -> Source:
         f"nanoGPT's {folder}",
         listing([split, stat.st_size, stat.st_mtime_ns] for split, stat in stats.items()),
         documents,
-        size=sum(stat.st_size for stat in stats.values()),
+        size=lambda: sum(stat.st_size for stat in stats.values()),
         of_ids=True,
         vocabulary=("char", remedy) if pickled.exists() else None,
     )

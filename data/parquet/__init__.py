@@ -29,7 +29,19 @@ def source(config: DataConfig) -> Source:
         files.fingerprint() | {"text_field": config.text_field},
         lambda start: stream(lambda first: texts(files.paths.values(), config.text_field, first), start, config),
         files.skipped,
+        lambda: text_size(files.paths.values(), config.text_field),
     )
+
+
+def text_size(paths: Iterable[Path], field: str) -> int:
+    """Bytes of a column, about: as they are before they are compressed, which a dictionary may have made few."""
+    size = 0
+    for path in paths:
+        with opened(path, field) as file:
+            for group in map(file.metadata.row_group, range(file.num_row_groups)):
+                columns = map(group.column, range(group.num_columns))
+                size += sum(one.total_uncompressed_size for one in columns if one.path_in_schema == field)
+    return size
 
 
 def texts(paths: Iterable[Path], field: str, start: int) -> Iterator[Iterable[str] | Skipped]:

@@ -71,4 +71,4 @@ def source(config: DataConfig) -> Source:
     fingerprint = {"python": version, **listing(listed)}
     packages = " and the packages installed beside it" if config.site_packages else ""
     description = f"standard library of Python {version} ({folder}){packages}"
-    return Source(description, fingerprint, documents, size=sum(stat.st_size for stat in stats.values()))
+    return Source(description, fingerprint, documents, size=lambda: sum(stat.st_size for stat in stats.values()))

@@ -48,7 +48,7 @@ def source(config: DataConfig) -> Source:
 
     documents = whole if config.marker is None else marked
     fingerprint = files.fingerprint() | ({} if config.marker is None else {"marker": config.marker})
-    return Source(str(path), fingerprint, documents, files.skipped, files.size)
+    return Source(str(path), fingerprint, documents, files.skipped, lambda: files.size)
 
 
 def cut_at(blocks: Iterable[str], marker: str) -> Iterator[Iterator[str]]:
