@@ -17,10 +17,6 @@ from gpt.cache import Cache
 from gpt.position.base import Position, exactly
 from gpt.schema import ModelConfig
 
-# sdpa is what runs. reference is the definition, for the tests. flex is tested for its values but not offered in the
-# configuration: it needs a GPU to be fast, and its gradients have not been checked on one.
-KERNELS = ("sdpa", "reference", "flex")
-
 
 class Kind(NamedTuple):
     """What sets a layer's mask apart from other layers' masks."""

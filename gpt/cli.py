@@ -18,11 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gpt import sweep
 from gpt.errors import UserError
-from gpt.schema import flatten
+from gpt.schema import CONFIGS, flatten
 from gpt.terminal import guard
 
 Job = Callable[[dict, list[str]], int]
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
 def run(config_name: str, job: Job, final: Callable[[dict, list[str]], object] | None = None) -> None:

@@ -65,7 +65,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
-        self.kernel = "sdpa"  # one of attention.KERNELS
+        # sdpa is what runs. reference is the definition, for the tests. flex is tested for its values, but not offered
+        # in the configuration: it needs a GPU to be fast, and its gradients have not been checked on one.
+        self.kernel = "sdpa"
         rows = -(-vocab_size // config.vocab_multiple) * config.vocab_multiple
         check_size(config, rows)
         self.wte = nn.Embedding(rows, config.n_embd)  # also the output head: tied

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections import Counter
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -14,7 +15,7 @@ import yaml
 from gpt.errors import RunError
 from gpt.files import read_json_lines
 from gpt.run import read_status
-from gpt.schema import SECTIONS, flatten, plain
+from gpt.schema import CONFIGS, SECTIONS, flatten, plain
 
 MARKS = ("config.yaml", "status.json", "metrics.jsonl", "eval.jsonl")  # a folder with one of these is a run
 QUIET = (  # keys that change no loss, only where, how fast and how closely watched it is computed
@@ -319,6 +320,13 @@ def differing(flats: list[dict]) -> list[str]:
     return [key for key in sorted({key for flat in flats for key in flat}) if len(values(key)) > 1]
 
 
+@cache
+def own_layers(scheme: str) -> str:
+    """The pattern of layers that configs/position/<scheme>.yaml has: PPPN of rope_nope, P of most."""
+    path = CONFIGS / "position" / f"{scheme}.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")).get("layers", "P") if path.is_file() else "P"
+
+
 def label_runs(runs: list[Record]) -> dict[Path, str]:
     """A label for each run: its scheme, then what else sets it apart from the others, from the configurations.
 
@@ -334,7 +342,7 @@ def label_runs(runs: list[Record]) -> dict[Path, str]:
         same = [flats[other.folder] for other in known if other.scheme == run.scheme]
         words = [run.scheme] if run.config else [run.scheme, "(no config.yaml)"]
         layers = str(flat.get("position.layers", "P"))
-        if set(layers) != {"P"}:
+        if layers != own_layers(run.scheme):
             words.append(f"layers={layers}")
         for key in differing(same) if run.config else []:
             if key in flat and key.startswith("position.") and key not in ("position.layers", "position.name"):

@@ -5,6 +5,7 @@ Values are checked strictly (no "3" for 3, no true for 1, no unknown keys) by py
 
 import json
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
@@ -13,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from gpt.errors import ConfigError, UnknownKey
 
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"  # the same choices, to be composed
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=1)]  # at least one of something

@@ -259,12 +259,16 @@ def test_labels_come_from_the_configuration_not_from_folders(tmp_path):
     simple(tmp_path, "rope", 0, [1.1] * 3, name="x", position__base=500000.0)
     simple(tmp_path, "rope", 0, [1.2] * 3, name="y", position__layers="PPPN")
     simple(tmp_path, "t5", 0, [1.3] * 3, name="rope-s0")
+    simple(tmp_path, "rope_nope", 0, [1.4] * 3, position__layers="PPPN")  # that is what the name says
     assert [one.label for one in only(tmp_path).lines] == [
         "rope base=10000",
         "rope base=500000",
         "rope layers=PPPN base=10000",
         "t5",
+        "rope_nope",
     ]
+    simple(tmp_path, "rope_nope", 0, [1.4] * 3, name="z", position__layers="PN")
+    assert [one.label for one in only(tmp_path).lines][4:] == ["rope_nope", "rope_nope layers=PN"]
 
 
 def test_what_differs_beside_the_scheme_is_in_the_label_and_named_as_a_confound(tmp_path):
