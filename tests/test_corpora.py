@@ -965,6 +965,8 @@ def test_wikitext_is_put_together_to_articles(tmp_path):
     for split, of_split in written.items():  # and the published files, which are text
         (tmp_path / f"raw/wiki.{split.replace('validation', 'valid')}.raw").parent.mkdir(exist_ok=True)
         (tmp_path / f"raw/wiki.{split.replace('validation', 'valid')}.raw").write_text("".join(of_split))
+    with pytest.raises(ConfigError, match="data.val_split: got null, allowed: validation"):
+        read(DataConfig("wikitext2", path=str(tmp_path / "raw")))
     raw = DataConfig("wikitext2", path=str(tmp_path / "raw"), val_split="validation", test_split="test")
     again = prepare(raw, BYTE, tmp_path / "data", lambda _: None)
     assert (again.train_sha256, again.val_sha256) == (corpus.train_sha256, corpus.val_sha256)

@@ -11,6 +11,7 @@ from itertools import chain, islice
 
 from data import hf
 from gpt.documents import Document, Skipped, Source
+from gpt.errors import ConfigError
 from gpt.schema import DataConfig
 
 KEYS = hf.KEYS
@@ -21,6 +22,8 @@ label = hf.label
 
 
 def source(config: DataConfig) -> Source:
+    if config.val_split is None:
+        raise ConfigError("data.val_split", None, "validation: whole articles are held out, as published")
     return hf.source_of(config, lambda rows, start: islice(documents(rows), start, None))
 
 
