@@ -96,6 +96,7 @@ def load_evaluation(raw: dict) -> EvaluationConfig:
         fixed = given["rescaling"].get("factor") is not None
         given["rescaling"] = {k: v for k, v in given["rescaling"].items() if k != "factor" or fixed}
     parts = {key: build(cls, given[key], key) for key, cls in sections.items()}
+    parts["rescaling"].check_order("rescaling")
     asked = build(AskedConfig, {k: v for k, v in raw.items() if k not in sections}, "")
     return EvaluationConfig(asked, fixed_factor=fixed, **parts)
 

@@ -23,6 +23,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
 Factor = Annotated[int, Field(ge=1, le=4096)]  # beyond, a window is a whole text
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+Moderate = Annotated[float, Field(ge=1e-9, le=1e12)]  # of a formula: float32 holds it, its square and their inverses
+Rows = Annotated[int, Field(ge=1, le=2**24)]  # of a table, or a length: more is a slip of the hand
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # a share that must leave something
 Name = Annotated[str, Field(min_length=1)]
 # Rescalings of RoPE, see gpt/position/scaling.py.
@@ -214,7 +216,7 @@ class AskedPosition:
     """How positions are read, other than a run's own configuration says."""
 
     overflow: Literal["error", "clamp", "wrap", "interpolate"] | None = None
-    base: Positive | None = None
+    base: Moderate | None = None
     ids: Literal["spaced", "random"] | None = None
 
 
@@ -245,7 +247,7 @@ class AskedCosts:
     """What scripts/schemes.py is asked for, besides keys of train.py."""
 
     position: Name | None = None  # schemes, with commas between; null: all
-    length: Count | None = None  # tokens; null: model.block_size
+    length: Rows | None = None  # tokens; null: model.block_size
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -336,9 +336,11 @@ def test_weights_that_give_no_number():
         (["runs=runs", "scaling=[]"], "scaling: got [], allowed: a list"),
         (["runs=runs", "rescaling.factor=0.5"], "rescaling.factor: got 0.5, allowed: a number >= 1"),
         (["runs=runs", "rescaling.ramp=log"], "rescaling.ramp: got 'log', allowed: index | turns"),
+        (["runs=runs", "rescaling.alpha=40"], "rescaling.beta: got 32.0, allowed: more than rescaling.alpha=40"),
+        (["runs=runs", "rescaling.alpha=5e-324"], "rescaling.alpha: got 5e-324, allowed: a number >= 1e-09"),
         (["runs=runs", "rescaling.bet=3"], "rescaling.bet: there is no such key; did you mean rescaling.beta?"),
         (["runs=runs", "+rescaling.kind=ntk"], "rescaling.kind: "),
-        (["runs=runs", "position.base=0"], "position.base: got 0, allowed: a number > 0 or null"),
+        (["runs=runs", "position.base=0"], "position.base: got 0, allowed: a number >= 1e-09 and <= 1e+12 or null"),
         (["runs=runs", "position.ids=odd"], "position.ids: got 'odd', allowed: spaced | random or null"),
     ],
 )

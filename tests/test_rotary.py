@@ -745,7 +745,7 @@ TEN = ModelConfig(n_layer=4, n_head=2, n_embd=20, block_size=64)
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        ("rope", {"base": 0}, "position.base: got 0, allowed: a number > 0"),
+        ("rope", {"base": 0}, "position.base: got 0, allowed: a number >= 1e-09 and <= 1e+12"),
         ("rope", {"layout": "halves"}, "position.layout: got 'halves', allowed: interleaved | half"),
         ("rope", {"fraction": 0}, "position.fraction: got 0, allowed: a number > 0 and <= 1"),
         ("rope", {"fraction": 1.5}, "position.fraction: got 1.5, allowed: a number > 0 and <= 1"),
@@ -781,7 +781,7 @@ TEN = ModelConfig(n_layer=4, n_head=2, n_embd=20, block_size=64)
             {"fraction": 0.2, "scaling": {"kind": "ntk", "factor": 4}},
             "position.scaling.kind: got 'ntk', allowed: none | linear",
         ),
-        ("xpos", {"scale_base": 0}, "position.scale_base: got 0, allowed: a number > 0"),
+        ("xpos", {"scale_base": 0}, "position.scale_base: got 0, allowed: a number >= 1e-09"),
         ("xpos", {"scale_base": 0.1}, "position.scale_base: got 0.1, allowed: at least 1 for 64 positions"),
         ("xpos", {"scale_base": 2, "randomized": 16}, "position.scale_base: got 2.0, allowed: at least 9 for 1024"),
         ("pope", {"phase": "learned"}, "position.phase: got 'learned', allowed: zero | uniform | none"),

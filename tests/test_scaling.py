@@ -421,22 +421,27 @@ def test_lists_come_from_json_and_yaml_as_lists():
 @pytest.mark.parametrize(
     "parameters, base, width, message",
     [
-        ({"alpha": 4, "beta": 4}, BASE, 8, "scaling.beta: got 4.0, allowed: more than scaling.alpha=4"),
-        ({"low": 4, "high": 3}, BASE, 8, "scaling.high: got 3.0, allowed: more than scaling.low=4"),
+        ({"alpha": 4, "beta": 4}, BASE, 8, "rescaling.beta: got 4.0, allowed: more than rescaling.alpha=4"),
+        ({"low": 4, "high": 3}, BASE, 8, "rescaling.high: got 3.0, allowed: more than rescaling.low=4"),
         (
             {"kind": "linear"},
             BASE,
             7,
-            "scaling.kind: got 'linear', allowed: none, or an even rotary width; here it",
+            "scaling: got 'linear', allowed: none, or an even rotary width; here it",
         ),
-        ({"kind": "yarn"}, BASE, 0, "scaling.kind: got 'yarn', allowed: none, or an even rotary width; here it"),
-        ({"kind": "ntk"}, BASE, 2, "scaling.kind: got 'ntk', allowed: none | linear"),
-        ({"kind": "dynamic"}, BASE, 2, "scaling.kind: got 'dynamic', allowed: none | linear"),
-        ({"kind": "longrope"}, BASE, 2, "scaling.kind: got 'longrope', allowed: none | linear"),
-        ({"kind": "yarn"}, 1.0, 8, "scaling.ramp: got 'index', allowed: turns where the base is at most 1, here 1"),
-        ({"kind": "by_parts"}, 0.5, 8, "scaling.ramp: got 'index', allowed: turns"),
-        ({"kind": "longrope", "long_factors": (1.0,)}, BASE, 8, "scaling.long_factors: got [1.0], allowed: 4 numbers"),
-        ({"kind": "longrope", "short_factors": ()}, BASE, 8, "scaling.short_factors: got [], allowed: 4 numbers"),
+        ({"kind": "yarn"}, BASE, 0, "scaling: got 'yarn', allowed: none, or an even rotary width; here it"),
+        ({"kind": "ntk"}, BASE, 2, "scaling: got 'ntk', allowed: none | linear"),
+        ({"kind": "dynamic"}, BASE, 2, "scaling: got 'dynamic', allowed: none | linear"),
+        ({"kind": "longrope"}, BASE, 2, "scaling: got 'longrope', allowed: none | linear"),
+        ({"kind": "yarn"}, 1.0, 8, "rescaling.ramp: got 'index', allowed: turns where the base is at most 1, here 1"),
+        ({"kind": "by_parts"}, 0.5, 8, "rescaling.ramp: got 'index', allowed: turns"),
+        (
+            {"kind": "longrope", "long_factors": (1.0,)},
+            BASE,
+            8,
+            "rescaling.long_factors: got [1.0], allowed: 4 numbers",
+        ),
+        ({"kind": "longrope", "short_factors": ()}, BASE, 8, "rescaling.short_factors: got [], allowed: 4 numbers"),
     ],
 )
 def test_what_cannot_be_scaled_is_named(parameters, base, width, message):
@@ -449,8 +454,9 @@ def test_what_cannot_be_scaled_is_named(parameters, base, width, message):
             attempt()
         assert str(error.value).startswith(message) and "\n" not in str(error.value)
     with pytest.raises(ConfigError) as error:
-        scaling.check(base, width, key="position.scaling")
-    assert error.value.key == "position." + message.partition(":")[0]
+        scaling.check(base, width, "position.scaling", "position.scaling.kind")
+    key = message.partition(":")[0]
+    assert error.value.key == ("position.scaling.kind" if key == "scaling" else f"position.{key.removeprefix('re')}")
 
 
 def test_what_needs_no_more_than_one_pair_works_at_width_two():

@@ -12,7 +12,7 @@ from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 @dataclass(frozen=True, config=STRICT)
 class CopeConfig(PositionConfig):
-    npos_max: Annotated[int, Field(ge=2)] = 64  # rows; counts from npos_max - 1 on share the last
+    npos_max: Annotated[int, Field(ge=2, le=2**24)] = 64  # rows; counts from npos_max - 1 on share the last
 
 
 class Cope(Position):

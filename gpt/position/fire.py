@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpt.position.base import Position, uniform
-from gpt.schema import STRICT, Count, ModelConfig, PositionConfig, Positive
+from gpt.schema import STRICT, Count, ModelConfig, Moderate, PositionConfig
 
 EPS = 1e-6  # of the normaliser, as in published code; keeps the first position finite where the threshold is 0
 PIECE = 2**22  # numbers of the hidden layer at a time
@@ -18,8 +18,8 @@ PIECE = 2**22  # numbers of the hidden layer at a time
 @dataclass(frozen=True, config=STRICT)
 class FireConfig(PositionConfig):
     width: Annotated[Count, Field(le=1024)] = 32  # of the hidden layer
-    scale: Positive = 0.1  # initial c
-    threshold: Positive = 512.0  # initial position up to which the normaliser is constant
+    scale: Moderate = 0.1  # initial c
+    threshold: Moderate = 512.0  # initial position up to which the normaliser is constant
 
 
 class Fire(Position):

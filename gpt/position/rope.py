@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from gpt.errors import ConfigError
 from gpt.position.base import Position
 from gpt.position.scaling import ScalingConfig, rescale
-from gpt.schema import STRICT, ModelConfig, PositionConfig, Positive
+from gpt.schema import STRICT, ModelConfig, Moderate, PositionConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, config=STRICT)
 class RopeConfig(PositionConfig):
-    base: Positive = 10000.0
+    base: Moderate = 10000.0
     layout: Literal["interleaved", "half"] = "interleaved"  # pairs of channels (2r, 2r+1) or (r, r + w/2)
     fraction: Share = 1.0  # of a head's channels that are turned, the first ones
     keep: Share = 1.0  # of the pairs' frequencies, the highest ones; the other pairs do not turn
@@ -34,7 +34,7 @@ class RopeConfig(PositionConfig):
         if self.kept_pairs(model) < 1:
             pairs = self.schedule_width(model) // 2
             raise ConfigError("position.keep", self.keep, f"at least {1 / pairs:.4g}, one of {pairs} frequencies")
-        self.scaling.check(self.base, self.schedule_width(model), "position.scaling")
+        self.scaling.check(self.base, self.schedule_width(model), "position.scaling", "position.scaling.kind")
         self.check_ids(self.scaling, "position.scaling.kind")
 
     def check_ids(self, scaling: ScalingConfig, key: str) -> None:

@@ -14,7 +14,7 @@ from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 @dataclass(frozen=True, config=STRICT)
 class SandwichConfig(PositionConfig):
-    width: Annotated[int, Field(ge=2)] = 128  # of the codes, not that of a head
+    width: Annotated[int, Field(ge=2, le=2**24)] = 128  # of the codes, not that of a head
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from gpt.errors import ConfigError
-from gpt.schema import STRICT, NonNegative, Positive, Scaling
+from gpt.schema import STRICT, Moderate, Scaling
 
 PARAMETERS = {  # what each kind reads
     "none": (),
@@ -29,17 +29,17 @@ class ScalingConfig:
     """A kind of rescaling and the parameters of all kinds; each kind reads its own and leaves the rest."""
 
     kind: Scaling = "none"
-    factor: Annotated[float, Field(ge=1)] = 1.0  # s; dynamic takes s from the length and overshoots it by this
-    original_length: Annotated[int, Field(ge=2)] | None = None  # L, in tokens; null: the model's training length
-    alpha: Positive = 1.0  # pairs with fewer turns in L are slowed by the whole factor
-    beta: Positive = 32.0  # pairs with more turns in L are left alone
+    factor: Annotated[float, Field(ge=1, le=1e6)] = 1.0  # s; dynamic takes s from the length and overshoots it by this
+    original_length: Annotated[int, Field(ge=2, le=2**40)] | None = None  # L, tokens; null: the one of the model
+    alpha: Moderate = 1.0  # pairs with fewer turns in L are slowed by the whole factor
+    beta: Moderate = 32.0  # pairs with more turns in L are left alone
     ramp: Literal["index", "turns"] = "index"  # between alpha and beta: linear in the pair's index or in its turns
-    temperature: NonNegative = 0.1  # yarn: cosine and sine times temperature ln(s) + 1
-    low: Positive = 1.0  # llama3: its alpha
-    high: Positive = 4.0  # llama3: its beta
-    attention_factor: Positive | None = None  # yarn, longrope: multiplies cosine and sine; null: the paper's
-    long_factors: tuple[Positive, ...] | None = None  # longrope: how much slower each pair turns; null: as in ntk
-    short_factors: tuple[Positive, ...] | None = None  # longrope: the same up to L; null: long_factors there too
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.1  # yarn: cosine and sine times temperature ln(s) + 1
+    low: Moderate = 1.0  # llama3: its alpha
+    high: Moderate = 4.0  # llama3: its beta
+    attention_factor: Moderate | None = None  # yarn, longrope: multiplies cosine and sine; null: the paper's
+    long_factors: tuple[Moderate, ...] | None = None  # longrope: how much slower each pair turns; null: as in ntk
+    short_factors: tuple[Moderate, ...] | None = None  # longrope: the same up to L; null: long_factors there too
 
     @property
     def depends_on_length(self) -> bool:
@@ -56,18 +56,25 @@ class ScalingConfig:
         """This scaling for lengths up to `factor` L; dynamic stays as it is, since the length says it all."""
         return self if self.kind in ("none", "dynamic") else replace(self, factor=factor)
 
-    def check(self, base: float, width: int, key: str = "scaling") -> None:
-        """Raises ConfigError where a RoPE of this base and rotary width cannot be scaled so."""
+    def check_order(self, key: str) -> None:
+        """Raises ConfigError, which names the keys below `key`, where bounds are not one below the other."""
         if self.beta <= self.alpha:
             raise ConfigError(f"{key}.beta", self.beta, f"more than {key}.alpha={self.alpha:g}")
         if self.high <= self.low:
             raise ConfigError(f"{key}.high", self.high, f"more than {key}.low={self.low:g}")
+
+    def check(self, base: float, width: int, key: str = "rescaling", kind: str = "scaling") -> None:
+        """Raises ConfigError where a RoPE of this base and rotary width cannot be scaled so.
+
+        `key` is where the parameters stand, `kind` where the kind does.
+        """
+        self.check_order(key)
         if self.kind != "none" and (width < 2 or width % 2):
-            raise ConfigError(f"{key}.kind", self.kind, f"none, or an even rotary width; here it is {width}")
+            raise ConfigError(kind, self.kind, f"none, or an even rotary width; here it is {width}")
         by_ntk = self.kind in ("ntk", "dynamic") or (self.kind == "longrope" and self.long_factors is None)
         if by_ntk and width == 2:
             others = "none | linear | by_parts | yarn | llama3"
-            raise ConfigError(f"{key}.kind", self.kind, f"{others} at rotary width 2, where d / (d - 2) is infinite")
+            raise ConfigError(kind, self.kind, f"{others} at rotary width 2, where d / (d - 2) is infinite")
         if self.kind in ("by_parts", "yarn") and self.ramp == "index" and base <= 1:
             raise ConfigError(f"{key}.ramp", self.ramp, f"turns where the base is at most 1, here {base:g}")
         if self.kind == "longrope":

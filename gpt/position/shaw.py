@@ -7,12 +7,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from gpt.position.base import Position, each_layer
-from gpt.schema import STRICT, Count, ModelConfig, PositionConfig
+from gpt.schema import STRICT, ModelConfig, PositionConfig, Rows
 
 
 @dataclass(frozen=True, config=STRICT)
 class ShawConfig(PositionConfig):
-    k: Count = 16  # tokens; distances from here on share one vector
+    k: Rows = 16  # tokens; distances from here on share one vector
     values: bool = True  # whether values get vectors too
 
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from gpt.errors import ConfigError
 from gpt.position.base import Position
-from gpt.schema import STRICT, ModelConfig, PositionConfig, Positive
+from gpt.schema import STRICT, ModelConfig, Moderate, PositionConfig
 
 Functions = Literal["both", "sin"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class EncodingConfig(PositionConfig):
-    base: Positive = 10000.0
+    base: Moderate = 10000.0
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)

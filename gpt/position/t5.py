@@ -15,8 +15,8 @@ from gpt.schema import STRICT, ModelConfig, PositionConfig
 
 @dataclass(frozen=True, config=STRICT)
 class T5Config(PositionConfig):
-    buckets: Annotated[int, Field(ge=2, multiple_of=2)] = 32
-    max_distance: Annotated[int, Field(ge=2)] = 128  # from here on one bucket takes all
+    buckets: Annotated[int, Field(ge=2, le=2**24, multiple_of=2)] = 32
+    max_distance: Annotated[int, Field(ge=2, le=2**40)] = 128  # from here on one bucket takes all
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)

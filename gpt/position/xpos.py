@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpt.errors import ConfigError, LengthError
 from gpt.position.rope import Rope, RopeConfig
-from gpt.schema import STRICT, ModelConfig, Positive
+from gpt.schema import STRICT, ModelConfig, Moderate
 
 STRONGEST = math.log(0.4 / 1.4)  # of the first pair: ln of what it shrinks by over scale_base tokens
 LARGEST = 80.0  # e^80 and e^-80 leave room in float32 and bfloat16 for a product with a query
@@ -17,7 +17,7 @@ LARGEST = 80.0  # e^80 and e^-80 leave room in float32 and bfloat16 for a produc
 
 @dataclass(frozen=True, config=STRICT)
 class XposConfig(RopeConfig):
-    scale_base: Positive = 512.0  # tokens
+    scale_base: Moderate = 512.0  # tokens
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)
