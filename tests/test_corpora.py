@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -663,7 +664,7 @@ def test_a_copy_with_configurations_is_read_by_their_name(tmp_path):
         assert package(chosen).source(chosen).skipped == {
             "files about the dataset": 1,
             "files of another configuration": 4,
-            "files of other splits": 1,
+            "files of other splits than data.split, val_split and test_split": 1,
         }
         for path in (f"copy/{folder}", f"copy/{folder}/train*.parquet"):  # named by the path itself
             assert texts_of(read(config(path, config=name))) == expected
@@ -704,7 +705,7 @@ def test_files_of_a_copy_that_are_not_read_are_counted(tmp_path):
     assert corpus.meta["skipped"] == {
         "files of another kind": 1,
         "files whose name tells no split": 1,
-        "files of other splits": 1,
+        "files of other splits than data.split, val_split and test_split": 1,
     }
     assert [corpus.meta["splits"][split]["documents"] for split in ("train", "val", "test")] == [8, 4, 0]
     assert corpus.tokenizer.decode(corpus.val[:]) == "".join(f"dev {n}" for n in range(4))
@@ -955,10 +956,12 @@ def test_wikitext_is_put_together_to_articles(tmp_path):
         written[split] = ["".join(article) for article in whole]
         rows = [{"text": "" if line == " \n" else line} for article in whole for line in article]
         write_parquet(tmp_path / f"copy/wikitext-2-raw-v1/{split}-00000-of-00001.parquet", rows)
-    overrides = ["data=wikitext2", f"data.path={tmp_path}/copy/wikitext-2-raw-v1"]
-    config = build(DataConfig, compose("train", overrides)["data"], "data")
     order = (("val", "validation"), ("test", "test"), ("train", "train"))
-    assert read(config) == [(ours, text) for ours, split in order for text in written[split]]
+    shutil.copytree(tmp_path / "copy/wikitext-2-raw-v1", tmp_path / "files" / "data")  # of no configuration's name
+    for path in ("files", "files/data", "copy", "copy/wikitext-2-raw-v1"):
+        overrides = ["data=wikitext2", f"data.path={tmp_path}/{path}"]
+        config = build(DataConfig, compose("train", overrides)["data"], "data")
+        assert read(config) == [(ours, text) for ours, split in order for text in written[split]], path
     corpus = prepare(config, BYTE, tmp_path / "data", lambda _: None)
     assert [corpus.meta["splits"][split]["documents"] for split in ("train", "val", "test")] == [30, 2, 3]
     assert corpus.meta["skipped"] == {}  # blank lines are part of the text

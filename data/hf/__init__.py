@@ -13,6 +13,7 @@ folder, with - for /.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -120,7 +121,8 @@ def _reader(path: Path, files: Files) -> Callable[[Iterable[Path], str, int], It
     counts["another kind"] = len(files.paths) - sum(counts.values())
     found = [f"{count} of {kind}" for kind, count in counts.items() if count]
     if len(found) > 1 or counts["another kind"]:
-        say = f"say which: data.path='{path}/**/*<.kind>'" if path.is_dir() else ""
+        suffixes = Counter(end for name in files.paths for ends in KINDS.values() for end in ends if name.endswith(end))
+        say = f"say which: data.path='{path}/**/*{suffixes.most_common(1)[0][0]}'" if path.is_dir() else ""
         raise DataError(f"data.path: {path} has {' and '.join(found)}; allowed: {ALLOWED}, all of one kind; {say}")
     return {"Parquet": parquet.texts, "JSON lines": jsonl.texts, "text": _texts}[next(k for k in counts if counts[k])]
 
@@ -139,7 +141,8 @@ def _choose_config(config: DataConfig, files: Files) -> None:
         if chosen:
             files.keep(chosen, "files of another configuration")
             return
-        if config.config in _joined(located(config, ALLOWED).parts):
+        above = _joined(located(config, ALLOWED).parts)
+        if config.config in above or not any(map(_of_configuration, folders.values())):
             return
         allowed = f"null for all files of {config.path}, or a folder there, with - for /: {_listed(folders.values())}"
         raise ConfigError("data.config", config.config, allowed)
@@ -150,6 +153,11 @@ def _choose_config(config: DataConfig, files: Files) -> None:
         if len(places) > 1 and split_told(name) is not None:
             allowed = f"the folder of one configuration, since several hold {name}: {_listed(places)}"
             raise ConfigError("data.config", None, allowed)
+
+
+def _of_configuration(parts: tuple[str, ...]) -> bool:
+    """Whether a folder's name tells more than a split."""
+    return any(part != "data" and split_told(part) is None for part in parts)
 
 
 def _joined(parts: tuple[str, ...]) -> set[str]:
@@ -177,7 +185,7 @@ def _split(config: DataConfig, path: Path, files: Files, theirs: dict[str, str])
             there = ", ".join(sorted({of for of in told.values() if of}))
             raise ConfigError(f"data.{OURS[ours]}", split, f"what the names at {config.path} tell: {there}")
     files.keep([name for name, of in told.items() if of is not None], "files whose name tells no split")
-    files.keep(sum(found.values(), []), "files of other splits")
+    files.keep(sum(found.values(), []), "files of other splits than data.split, val_split and test_split")
     return {ours: [files.paths[name] for name in names] for ours, names in found.items()}
 
 
