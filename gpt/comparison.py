@@ -15,6 +15,7 @@ from gpt.results import (
     Record,
     count,
     differing,
+    diverged,
     find_runs,
     get,
     in_short,
@@ -123,12 +124,22 @@ class Line:
         a, b = self.values(protocol, start), self.values(protocol, end)
         return average(b[seed] - a[seed] for seed in sorted(a.keys() & b.keys(), key=str))
 
+    def without(self, protocol: str, factor: float) -> dict:
+        """{seed: why it has no value there}, of the seeds that have none."""
+        rows = self.rows.get((protocol, factor), {})
+        missing = self.runs.keys() - self.values(protocol, factor).keys()
+        return {seed: why_none(rows.get(seed)) for seed in sorted(missing, key=str)}
+
     def unsupported(self, protocol: str, factor: float) -> str | None:
-        """Why this line has no value there, or None."""
-        rows = self.rows.get((protocol, factor), {}).values()
-        if any(ok(row) for row in rows):
+        """Why this line has no value there though it was measured, or None."""
+        rows = self.rows.get((protocol, factor), {})
+        if not rows or self.values(protocol, factor):
             return None
-        return next((str(r.get("reason") or "no reason given") for r in rows if r.get("status") == "unsupported"), None)
+        return "; ".join(dict.fromkeys(why for seed, why in self.without(protocol, factor).items() if seed in rows))
+
+    def diverged(self, protocol: str, factor: float) -> bool:
+        """Whether a seed has a loss there that is no finite number: what the others have is no mean of the line."""
+        return any(map(diverged, self.rows.get((protocol, factor), {}).values()))
 
     def first(self, name: str) -> object:
         """A fact that all rows share, such as the number of parameters."""
@@ -152,11 +163,12 @@ class Comparison:
         return [found[folder] for folder in sorted(found)]
 
     def best(self, protocol: str, factor: float, seeds: int = 1) -> Line | None:
-        """The line with the lowest mean loss, of those with so many seeds at least.
+        """The line with the lowest mean loss, of those with so many seeds at least, none of which diverged.
 
         Among equals one that was trained for itself, then the first by name.
         """
-        means = [(mean, line) for line in self.lines if (mean := line.mean(protocol, factor)) and mean.n >= seeds]
+        lines = [line for line in self.lines if not line.diverged(protocol, factor)]
+        means = [(mean, line) for line in lines if (mean := line.mean(protocol, factor)) and mean.n >= seeds]
         return min((((m.mean, line.variant, line.label), line) for m, line in means), default=(None, None))[1]
 
 
@@ -170,6 +182,13 @@ class Results:
     left_out: list[tuple[Record, str]] = field(default_factory=list)  # runs without a place in a table, and why
     used: set = field(default_factory=set)  # id(row) of the rows in the tables
     labels: dict = field(default_factory=dict)  # folder -> label
+
+
+def why_none(row: dict | None) -> str:
+    """Why a row has no loss that can be averaged."""
+    if row is None:
+        return "not measured"
+    return "its loss is no finite number" if ok(row) else str(row.get("reason") or "no reason given")
 
 
 def average(values) -> Mean | None:
@@ -302,7 +321,7 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
         if not {key for key, _ in way} <= {"position.overflow"} and not follows(way):
             continue
         for cell, by_seed in table.get((base, ()), {}).items():
-            supported = {seed: row for seed, row in by_seed.items() if ok(row)}
+            supported = {seed: row for seed, row in by_seed.items() if ok(row) and seed in owners[base, way]}
             _, factor = cell
             if supported and cell not in cells and factor <= 1:
                 cells[cell] = supported
@@ -400,6 +419,7 @@ def warn(results: Results) -> None:
         texts = sorted(map(short, hashes))
         if len(texts) > 1:
             notes.append(f"the runs were trained on different texts: sha256 {', '.join(texts)}")
+        notes += survivors(comparison)
         seeds = {line.label: line.seeds for line in lines}
         if len({str(s) for s in seeds.values()}) > 1:
             texts = [f"{label} {','.join(map(str, s))}" for label, s in sorted(seeds.items())]
@@ -417,6 +437,22 @@ def warn(results: Results) -> None:
                 words = f"{change['key']} from {show(change.get('old'))} to {show(change.get('new'))}"
                 notes.append(f"{run.folder}: settings changed on the way: {words} at step {change.get('step')}")
     results.warnings = notes + results.warnings
+
+
+def survivors(comparison: Comparison) -> list[str]:
+    """Where a mean is over fewer seeds than its line has: which run is missing there, and why."""
+    found = {}  # (folder, label, protocol, why) -> factors
+    for line in comparison.lines:
+        for protocol, factors in ((DISJOINT, comparison.factors), (SLIDING, comparison.sliding)):
+            for factor in factors:
+                for seed, why in line.without(protocol, factor).items():
+                    if line.values(protocol, factor):
+                        found.setdefault((line.runs[seed].folder, line.label, protocol, why), []).append(factor)
+    return [
+        f"{folder}: no {protocol} loss at {', '.join(f'{factor:g}x' for factor in factors)}: {why}; "
+        f"the means of {label} there are over its other seeds"
+        for (folder, label, protocol, why), factors in found.items()
+    ]
 
 
 def revision(run: Record) -> str | None:

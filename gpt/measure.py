@@ -20,13 +20,13 @@ from gpt.files import append_json_line, read_json_lines
 from gpt.model import GPT
 from gpt.position.scaling import ScalingConfig, describe
 from gpt.restore import corpus_of, named, restore
-from gpt.results import find_runs, identity, is_number, ok, whole
+from gpt.results import DIVERGED, find_runs, identity, is_number, ok, whole
 from gpt.runtime import Runtime, out_of_memory
 from gpt.schema import AskedPosition
 from gpt.tokens import Tokens
 
 MEMORY = "out of memory"  # how such a reason begins
-# What an unsupported row leaves empty.
+# What a row without a value leaves empty.
 NUMBERS = (
     "loss",
     "loss_se",
@@ -101,7 +101,8 @@ def measure(
     """The length protocol on a checkpoint: a row for each rescaling, protocol and factor, appended as it is done.
 
     What the scheme or the text does not support, a length or a rescaling, is a row with status `unsupported` and the
-    reason. So is one for which the memory does not suffice, and that one is tried again whenever it is asked for.
+    reason; one whose loss is no finite number is `diverged`. So is `unsupported` what the memory does not suffice for,
+    and that is tried again whenever it is asked for.
     Raises CheckpointError where the text on disk is not the one of the checkpoint, RunError where the rows cannot be
     written.
     """
@@ -233,7 +234,7 @@ def numbers(
             torch.cuda.empty_cache()
         return empty | {"status": "unsupported", "reason": f"{MEMORY} at {row['eval_length']} tokens"}
     if not math.isfinite(found["loss"]):
-        return empty | {"status": "unsupported", "reason": f"the loss is {found['loss']}"}
+        return empty | {"status": DIVERGED, "reason": f"the loss is {found['loss']}"}
     return empty | found | {"status": "ok", "reason": None}
 
 
@@ -243,7 +244,7 @@ def settled(row: dict) -> bool:
         return False
     if ok(row):
         return is_number(row.get("loss"))
-    return row["status"] == "unsupported" and not str(row.get("reason")).startswith(MEMORY)
+    return row["status"] in ("unsupported", DIVERGED) and not str(row.get("reason")).startswith(MEMORY)
 
 
 def policy(model: GPT, length: int) -> str | None:

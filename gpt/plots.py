@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Line
-from gpt.results import is_number, ok
+from gpt.results import DIVERGED, is_number, ok
 
 # Colours of Okabe and Ito and of Tol's muted set, which the colour-blind can tell apart; where a colour comes back or
 # is close to another, the marker differs. The six schemes of the first ablation have the six clearest colours.
@@ -289,12 +289,11 @@ def draw_missing(ax, comparison: Comparison, missing: list[Line], look: dict[str
     length = comparison.condition.train_length or 1
     for row, line in enumerate(missing):
         bad = [f * length for f in comparison.factors if line.unsupported(DISJOINT, f)]
+        word = DIVERGED if any(line.diverged(DISJOINT, f) for f in comparison.factors) else "unsupported"
         style = look[line.label]
         options = {"marker": "X", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": style.color}
         ax.plot(bad, [row] * len(bad), linestyle=(0, (1, 3)), color=style.color, linewidth=0.8, **options)
-        ax.text(
-            bad[0] / 2**0.12, row, f"{line.label}: unsupported", ha="right", va="center", color=style.color, fontsize=9
-        )
+        ax.text(bad[0] / 2**0.12, row, f"{line.label}: {word}", ha="right", va="center", color=style.color, fontsize=9)
     ax.set_ylim(len(missing) - 0.4, -0.6)
     ax.axis("off")
 

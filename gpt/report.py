@@ -8,18 +8,18 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt.comparison import DISJOINT, SLIDING, Comparison, Results, compare, paired, revision
+from gpt.comparison import DISJOINT, SLIDING, Comparison, Line, Results, compare, paired, revision
 from gpt.files import write_atomic
 from gpt.results import CURVE, count, get, is_number, reading, show
-from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out
+from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out, some
 
-FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve
+FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve; others that it has come last
     "run position seed step tokens train_length eval_length factor protocol stride scaling "
     "scaling_factor scaling_parameters rope_base overflow ids block_length "
     "n_blocks n_dropped documents split dtype "
     "loss loss_se tail_loss tail_loss_se perplexity bits_per_byte n_targets n_bytes "
-    "tokens_per_second parameters position_parameters data data_sha256 tokenizer checkpoint checkpoint_sha256 status "
-    "reason"
+    "tokens_per_second parameters position_parameters data data_sha256 train_sha256 tokenizer "
+    "checkpoint checkpoint_sha256 status reason measured"
 ).split()
 
 
@@ -147,7 +147,7 @@ def key(comparison: Comparison) -> str:
     parts = ["Bold: the lowest loss."]
     if any(n > 1 for n in sizes):
         parts.append("≈: a tie with it, since zero lies in the 95% interval of the difference (table below).")
-        parts.append("±: sample standard deviation over seeds.")
+        parts.append("±: sample standard deviation over seeds; (2 of 3): only 2 of a line's 3 seeds have a value.")
     if any(n == 1 for n in sizes):
         parts.append("In brackets: one seed only, so the standard error over blocks of text, not a spread over seeds.")
     return " ".join([*parts, "Tail: the targets further than the training length into their window."])
@@ -160,9 +160,9 @@ def findings(comparison: Comparison) -> list[str]:
         low, high = comparison.factors[0], comparison.factors[-1]
         found += [ranking(comparison, factor) for factor in dict.fromkeys((low, high))]
         if high > low:
-            changes = [(line.change(DISJOINT, low, high), line.label) for line in comparison.lines]
-            changes = sorted(((m.mean, label, m) for m, label in changes if m), key=lambda c: c[:2])
-            texts = [f"{label} {cell(m, signed=True)}" for _, label, m in changes]
+            changes = [(line.change(DISJOINT, low, high), line.label, len(line.runs)) for line in comparison.lines]
+            changes = sorted(((m.mean, label, m, n) for m, label, n in changes if m), key=lambda c: c[:2])
+            texts = [f"{label} {cell(m, n, signed=True)}" for _, label, m, n in changes]
             if texts:
                 found.append(
                     f"From {low:g}x to {high:g}x, on the same targets, the loss changes by: {', '.join(texts)}."
@@ -179,9 +179,9 @@ def findings(comparison: Comparison) -> list[str]:
         for line in comparison.lines:
             if move := line.change(SLIDING, low, high):
                 kind = unknown if move.n == 1 else same if move.tie else higher if move.mean > 0 else lower
-                kind.append((move.mean, line.label))
+                kind.append((move.mean, line.label, some(move, len(line.runs))))
         parts = [
-            f"{kind} {', '.join(f'{label} ({value:+.3f})' for value, label in sorted(lines))}"
+            f"{kind} {', '.join(f'{label} ({value:+.3f}){of}' for value, label, of in sorted(lines))}"
             for kind, lines in kinds.items()
             if lines
         ]
@@ -202,25 +202,35 @@ def ranking(comparison: Comparison, factor: float) -> str:
     lines = [line for line in comparison.lines if line.mean(DISJOINT, factor) and not (line.variant and factor <= 1)]
     if not lines:
         return f"At {factor:g}x no scheme has a value."
+    broken = [line.label for line in lines if line.diverged(DISJOINT, factor)]
+    lines = [line for line in lines if line.label not in broken]
+    aside = f"; not ranked, since a seed diverged: {', '.join(broken)}" if broken else ""
+    if not lines:
+        return f"At {factor:g}x no scheme has a value of all its seeds{aside}."
     best = comparison.best(DISJOINT, factor, seeds=2)
+    seeds = {line.label: max(len(line.runs), len(best.runs)) for line in lines if best}
+
+    def value(line: Line) -> str:
+        return cell(line.mean(DISJOINT, factor), len(line.runs))
+
     gaps = {line.label: paired(line, best, DISJOINT, factor) for line in lines if best and line is not best}
     gaps = {label: gap for label, gap in gaps.items() if gap and gap.n > 1}
     text = f"At {factor:g}x "
     if gaps:
-        text += f"the lowest mean loss is that of **{best.label}**: {cell(best.mean(DISJOINT, factor))}"
+        text += f"the lowest mean loss is that of **{best.label}**: {value(best)}"
         ties = [label for label, gap in gaps.items() if gap.tie]
         text += f"; a tie with {' and '.join(ties)}" if ties else ""
         above = [(gap.mean, label, gap) for label, gap in gaps.items() if not gap.tie]
         if above:
             _, label, gap = max(above)
-            text += f"; the highest is {label}, {gap.mean:.3f} ± {gap.margin:.3f} above"
+            text += f"; the highest is {label}, {gap.mean:.3f} ± {gap.margin:.3f} above" + some(gap, seeds[label])
         lines = [line for line in lines if line is not best and line.label not in gaps]
     if lines:
-        numbers = [f"{line.label} {cell(line.mean(DISJOINT, factor))}" for line in sorted(lines, key=lambda x: x.label)]
+        numbers = [f"{line.label} {value(line)}" for line in sorted(lines, key=lambda x: x.label)]
         single = len(numbers) > 1 or gaps
         text += ("; " if gaps else "the loss is: ") + ", ".join(numbers)
         text += " (no two seeds in common, so no claim)" if single else ""
-    return text + "."
+    return text + aside + "."
 
 
 def facts(comparison: Comparison) -> list[str]:
@@ -305,13 +315,18 @@ def commands(results: Results, folders: list[Path]) -> list[str]:
 def csv_text(results: Results, out: Path) -> str:
     """One line a measurement of every run, with the label of its line and whether the tables show it."""
     extra = sorted({name for run in results.runs for row in run.rows for name in row} - set(FIELDS) - set(CURVE))
+    seeds = {}  # id(row) -> how many seeds its mean is over, of how many
+    for line in sorted((line for c in results.comparisons for line in c.lines), key=lambda line: line.variant):
+        for place, rows in line.rows.items():
+            seeds = {id(row): f"{len(line.values(*place))} of {len(line.runs)}" for row in rows.values()} | seeds
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["label", "folder", "in_tables", *FIELDS, *extra])
+    writer.writerow(["label", "folder", "in_tables", "seeds_in_mean", *FIELDS, *extra])
     for run in results.runs:
         folder = Path(os.path.relpath(run.folder, out)).as_posix()
         for row in run.rows:
             values = ["" if row.get(name) is None else row[name] for name in (*FIELDS, *extra)]
             shown = str(id(row) in results.used).lower()
-            writer.writerow([results.labels.get(run.folder, run.scheme), folder, shown, *values])
+            label = results.labels.get(run.folder, run.scheme)
+            writer.writerow([label, folder, shown, seeds.get(id(row), ""), *values])
     return file.getvalue()

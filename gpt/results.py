@@ -56,6 +56,7 @@ COUNTS = "seed step tokens n_dropped n_targets n_bytes parameters position_param
 MEASURES = "loss loss_se tail_loss tail_loss_se perplexity bits_per_byte tokens_per_second".split()
 MEASURES += ["scaling_factor", "rope_base"]
 CURVE = ("position_curve", "position_bins")
+DIVERGED = "diverged"  # the status of a row whose loss is no finite number
 LARGEST = 1e305  # sums of larger numbers would overflow
 
 
@@ -172,6 +173,12 @@ def sane_status(status: dict) -> bool:
 
 def ok(row: dict) -> bool:
     return row.get("status") == "ok"
+
+
+def diverged(row: dict) -> bool:
+    """Whether the model was evaluated, and its loss is no finite number."""
+    old = row.get("status") == "unsupported" and re.fullmatch("the loss is (nan|-?inf)", str(row.get("reason")))
+    return row.get("status") == DIVERGED or bool(old) or (ok(row) and not is_number(row.get("loss")))
 
 
 def get(config: dict, key: str) -> object:

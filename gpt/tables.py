@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Line, Mean, Results, average, paired
-from gpt.results import Record, in_short, is_number, ok, reading
+from gpt.results import DIVERGED, Record, in_short, is_number, ok, reading
 
 BEST, TIE = "best", "tie"
 
@@ -28,11 +28,17 @@ class Grid:
 # ---- cells
 
 
-def cell(mean: Mean | None, signed: bool = False) -> str:
+def cell(mean: Mean | None, seeds: int = 1, signed: bool = False) -> str:
+    """A mean as text; of a line with more `seeds` than it is over, it says of how many."""
     if mean is None:
         return "–"
     error = f" ± {mean.sd:.3f}" if mean.sd is not None else f" ({mean.block_se:.3f})" if mean.block_se else ""
-    return (f"{mean.mean:+.3f}" if signed else f"{mean.mean:.3f}") + error
+    return (f"{mean.mean:+.3f}" if signed else f"{mean.mean:.3f}") + error + some(mean, seeds)
+
+
+def some(mean: Mean, seeds: int) -> str:
+    """Of how many seeds a mean is, where it is not all."""
+    return f" ({mean.n} of {seeds})" if mean.n < seeds else ""
 
 
 def whole(value: object) -> str:
@@ -44,7 +50,7 @@ def standing(comparison: Comparison, line: Line, protocol: str, factor: float) -
     best = comparison.best(protocol, factor)
     if best is None or line is best:
         return BEST if best else None
-    difference = paired(line, best, protocol, factor)
+    difference = None if line.diverged(protocol, factor) else paired(line, best, protocol, factor)
     return TIE if difference and difference.tie else None
 
 
@@ -68,7 +74,9 @@ def losses(comparison: Comparison, protocol: str, factors: tuple, end: tuple[str
             if reason is None and (marked := standing(comparison, line, protocol, factor)):
                 if line.mean(protocol, factor):
                     marks[i, len(row)] = marked
-            row.append(f"unsupported [{notes.index(reason) + 1}]" if reason else cell(line.mean(protocol, factor)))
+            word = DIVERGED if line.diverged(protocol, factor) else "unsupported"
+            mean = line.mean(protocol, factor)
+            row.append(f"{word} [{notes.index(reason) + 1}]" if reason else cell(mean, len(line.runs)))
         rows.append((*row, *more(line)))
     length = comparison.condition.train_length or 0
     head = ("scheme", "seeds", *(f"{factor:g}x ({round(factor * length)})" for factor in factors), *end)
@@ -90,8 +98,9 @@ def grids(comparison: Comparison) -> list[Grid]:
         low, high = comparison.factors[0], comparison.factors[-1]
 
         def far(line: Line) -> list[str]:
-            tail = [cell(line.mean(DISJOINT, high, "tail_loss"))] if high > 1 else []
-            change = [cell(line.change(DISJOINT, low, high), signed=True)] if high > low else []
+            seeds = len(line.runs)
+            tail = [cell(line.mean(DISJOINT, high, "tail_loss"), seeds)] if high > 1 else []
+            change = [cell(line.change(DISJOINT, low, high), seeds, signed=True)] if high > low else []
             return [*change, *tail]
 
         end = ((f"change {low:g}x→{high:g}x",) if high > low else ()) + ((f"tail at {high:g}x",) if high > 1 else ())
@@ -105,7 +114,7 @@ def grids(comparison: Comparison) -> list[Grid]:
                 SLIDING,
                 comparison.sliding,
                 end,
-                lambda line: [cell(line.change(SLIDING, low, high), signed=True)] * len(end),
+                lambda line: [cell(line.change(SLIDING, low, high), len(line.runs), signed=True)] * len(end),
             )
         )
     found += [grid for grid in [difference_grid(comparison)] if grid]
@@ -121,7 +130,7 @@ def grids(comparison: Comparison) -> list[Grid]:
             whole(line.first("position_parameters")),
             whole(speed and speed.mean),
         ]
-        rows.append((line.label, *numbers, cell(val), cell(bits)))
+        rows.append((line.label, *numbers, cell(val, len(line.runs)), cell(bits, len(line.runs))))
     head = ("scheme", "parameters", "of the position", "train tokens/s", "final val loss", "bits per byte at 1x")
     found.append(Grid("Cost and training", head, tuple(rows), {}))
     return found
@@ -142,7 +151,8 @@ def difference_grid(comparison: Comparison) -> Grid | None:
             text = "best" if line is best else "–"
             if difference:
                 error = "" if difference.margin is None else f" ± {difference.margin:.3f}"
-                text = f"{difference.mean:+.3f}{error}" + (" tie" if difference.tie else "")
+                of = some(difference, max(len(line.runs), len(best.runs)))
+                text = f"{difference.mean:+.3f}{error}" + (" tie" if difference.tie else "") + of
             row.append(text)
         rows.append(tuple(row))
     return Grid("Differences, seed by seed", tuple(head), tuple(rows), {})
@@ -189,7 +199,7 @@ def evaluation_table(rows: Iterable[dict]) -> Table:
         if ok(row):
             value = f"{row['loss']:.4f}" if is_number(row.get("loss")) else str(row.get("loss"))
         else:
-            value = f"unsupported [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
+            value = f"{row['status']} [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
         lines.setdefault(name, {})[column] = value
     table = Table(
         title="Loss (nats per token)" + " and".join(scopes),

@@ -75,11 +75,13 @@ def row(scheme: str, seed: int, factor: int, loss: float | None, protocol: str =
         "position_parameters": 8192 if scheme == "learned" else 0,
         "data": "stdlib",
         "data_sha256": "ab" * 32,
+        "train_sha256": None,  # of rows from before it was written down
         "tokenizer": "byte",
         "checkpoint": "checkpoints/step-002000",
         "checkpoint_sha256": f"{scheme}-{seed}",
         "status": "ok" if good else "unsupported",
         "reason": None if good else f"the table has {L} rows",
+        "measured": "2026-01-02T03:04:05+00:00",
         "position_curve": [loss + 0.1 * (i == 0) for i in range(16 * factor)] if good and flat else None,
         "position_bins": [i * length // 16 for i in range(16 * factor + 1)] if good and flat else None,
     }

@@ -1,5 +1,7 @@
 """What may be averaged, what is refused, and what a run is called. All runs here are made up, with known answers."""
 
+import csv
+import io
 import json
 import math
 
@@ -100,6 +102,57 @@ def test_unsupported_is_said_with_its_reason_and_is_no_number(tmp_path):
     text = report.write_report([tmp_path]).markdown
     assert "unsupported [1]" in text and "[1] the table has 64 rows" in text
     assert "**learned** has no value at 2x, 4x: the table has 64 rows." in text
+
+
+@pytest.mark.parametrize("status", ["diverged", "unsupported"])  # the latter is what earlier versions wrote
+def test_a_seed_that_diverges_is_named_wherever_the_others_are_averaged(tmp_path, status):
+    for seed in range(3):
+        rows = [row("rope", seed, 1, 4.98 + seed / 100), row("rope", seed, 2, 4.97 + seed / 100)]
+        rows[1] |= {"loss": None, "status": status, "reason": "the loss is nan"} if seed == 2 else {}
+        write_run(tmp_path / f"n{seed}", config("rope", seed), rows)
+        both = [row("t5", seed, f, 6.0 + seed / 100 + extra) for f, extra in ((1, 0), (2, seed / 500))]
+        write_run(tmp_path / f"t{seed}", config("t5", seed), both)
+    written = report.write_report([tmp_path])
+    rope = next(text for text in written.markdown.splitlines() if text.startswith("| rope "))
+    assert [cell.strip() for cell in rope.split("|")[2:6]] == [
+        "3",
+        "**4.990 ± 0.010**",
+        "4.975 ± 0.007 (2 of 3)",  # and not the best: nan is less than nothing
+        "-0.010 ± 0.000 (2 of 3)",
+    ]
+    assert "t5 ≈" not in written.markdown and "-1.031 ± 0.013 (2 of 3)" in written.markdown
+    why = "no disjoint loss at 2x: the loss is nan; the means of rope there are over its other seeds"
+    assert f"{tmp_path / 'n2'}: {why}" in written.results.warnings and why in written.markdown
+    assert "At 2x the loss is: t5 6.012 ± 0.012; not ranked, since a seed diverged: rope." in written.markdown
+    found = {one["folder"]: one for one in csv.DictReader(io.StringIO(written.csv)) if one["factor"] == "2"}
+    assert [found[f"{name}"]["seeds_in_mean"] for name in ("n0", "n2", "t0")] == ["2 of 3", "2 of 3", "3 of 3"]
+
+
+def test_a_line_all_of_whose_seeds_have_no_value_says_why_of_each(tmp_path):
+    for seed, change in enumerate(({"status": "diverged", "reason": "the loss is nan"}, {"reason": "out of memory"})):
+        rows = [row("rope", seed, 1, 1.0), row("rope", seed, 2, None, **change)]
+        write_run(tmp_path / f"{seed}", config("rope", seed), rows)
+    text = report.write_report([tmp_path]).markdown
+    assert "diverged [1]" in text and "[1] the loss is nan; out of memory" in text
+
+
+def test_a_seed_that_was_not_measured_everywhere_is_named(tmp_path):
+    for seed in range(3):
+        rows = [row("rope", seed, f, 1.0 + seed) for f in ((1, 2) if seed else (1,))]
+        write_run(tmp_path / f"{seed}", config("rope", seed), rows)
+    written = report.write_report([tmp_path])
+    assert "2.500 ± 0.707 (2 of 3)" in written.markdown
+    assert any(f"{tmp_path / '0'}: no disjoint loss at 2x: not measured" in w for w in written.results.warnings)
+
+
+def test_a_way_of_reading_is_of_the_seeds_that_were_read_so(tmp_path):
+    """Its value at the training length too, where it is the plain one."""
+    for seed in range(3):
+        rows = [row("learned", seed, 1, 1.0 + seed), row("learned", seed, 2, None)]
+        rows += [row("learned", seed, 2, 5.0, overflow="clamp")] if seed == 1 else []
+        write_run(tmp_path / f"{seed}", config("learned", seed), rows)
+    clamp = line(only(tmp_path), "learned (clamp)")
+    assert clamp.seeds == [1] and clamp.mean("disjoint", 1).mean == 2.0 and clamp.mean("disjoint", 1).n == 1
 
 
 def test_an_overflow_policy_is_its_own_line_and_shares_the_start(tmp_path):

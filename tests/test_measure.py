@@ -314,7 +314,7 @@ def test_weights_that_give_no_number():
     checkpoint.save(Path("bad"), 1, weights, {}, {k: v for k, v in saved.state.items() if k != "step"})
     assert measure("checkpoint=bad/step-000001", "factors=[1]") == 0
     assert [(row["status"], row["reason"]) for row in rows(Path("bad/step-000001"))] == 2 * [
-        ("unsupported", "the loss is nan")
+        ("diverged", "the loss is nan")
     ]
 
 

@@ -54,7 +54,7 @@ def test_the_csv_has_a_line_a_measurement_and_all_fields_but_the_curve(tmp_path,
     report.write_report([tmp_path])
     with open(tmp_path / "results.csv", newline="") as file:
         lines = list(csv.DictReader(file))
-    assert set(lines[0]) == {*row("rope", 0, 1, 1.0), "label", "folder", "in_tables", "new_field"} - {
+    assert set(lines[0]) == {*row("rope", 0, 1, 1.0), "label", "folder", "in_tables", "seeds_in_mean", "new_field"} - {
         "position_curve",
         "position_bins",
     }
