@@ -15,7 +15,9 @@ from gpt.data import window
 from gpt.errors import ConfigError, LengthError
 from gpt.model import GPT
 from gpt.runtime import Runtime
+from gpt.tokens import Tokens
 
+Ids = Tokens | np.ndarray  # (n,) what has a length and can be cut
 BINS_PER_LENGTH = 16  # of the loss by position: bins in each stretch of L
 
 
@@ -94,7 +96,7 @@ def _lengths(n_tokens: int, documents: np.ndarray) -> np.ndarray:
     return np.diff(np.append(documents.astype(np.int64), n_tokens))
 
 
-def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: int, last: int, runtime: Runtime):
+def window_losses(model: GPT, tokens: Ids, starts: np.ndarray, length: int, last: int, runtime: Runtime):
     """(len(starts), last) float64 losses of the `last` targets of each window of `length` tokens from `starts`."""
     found = np.empty((len(starts), last))
     # few enough windows at once that logits stay below 2^26 numbers, and a CPU's caches stay warm
@@ -112,16 +114,14 @@ def window_losses(model: GPT, tokens: np.ndarray, starts: np.ndarray, length: in
     return found
 
 
-def validation_loss(model: GPT, tokens: np.ndarray, limit: int, runtime: Runtime) -> float:
+def validation_loss(model: GPT, tokens: Ids, limit: int, runtime: Runtime) -> float:
     """Loss at the training length (disjoint, factor 1) on at most `limit` targets of a text: what training reports."""
     L = model.config.block_size
     blocks = cut(len(tokens), L, [1], max(L, limit))
     return float(window_losses(model, tokens, blocks.starts, L, L, runtime).mean())
 
 
-def disjoint(
-    model: GPT, tokens: np.ndarray, blocks: Blocks, factor: int, token_bytes: np.ndarray, runtime: Runtime
-) -> dict:
+def disjoint(model: GPT, tokens: Ids, blocks: Blocks, factor: int, token_bytes: np.ndarray, runtime: Runtime) -> dict:
     """Each block as F/f separate windows of f L: every target once, at every factor."""
     L = model.config.block_size
     length = factor * L
@@ -145,7 +145,7 @@ def disjoint(
 
 
 def sliding(
-    model: GPT, tokens: np.ndarray, blocks: Blocks, factor: int, stride: int, token_bytes: np.ndarray, runtime: Runtime
+    model: GPT, tokens: Ids, blocks: Blocks, factor: int, stride: int, token_bytes: np.ndarray, runtime: Runtime
 ) -> dict:
     """The last `stride` targets of each block, from a window of f L that ends with the block.
 
@@ -166,7 +166,7 @@ def sliding(
     }
 
 
-def targets_before(tokens: np.ndarray, ends: np.ndarray, n: int) -> np.ndarray:
+def targets_before(tokens: Ids, ends: np.ndarray, n: int) -> np.ndarray:
     """(len(ends), n) ids of the last n targets of windows whose inputs end before token `ends`."""
     return np.stack([np.asarray(tokens[end - n + 1 : end + 1]) for end in ends])
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import gpt.evaluate
 from gpt.errors import ConfigError, LengthError
 from gpt.evaluate import Blocks, cut, disjoint, fitting, sliding, standard_error, validation_loss
 from gpt.position import SCHEMES
@@ -175,22 +176,31 @@ def test_sliding_is_a_hand_written_sum(tokens, stride, fresh):
         assert row["loss"] == pytest.approx(sum(expected) / len(expected), abs=1e-4)
 
 
-def test_every_target_is_scored_once_at_every_factor(tokens, fresh):
+def test_every_target_is_scored_once_at_every_factor(tokens, fresh, monkeypatch):
     """Changing the text of one block changes that block's losses at every factor and no other's."""
     model = excite(make("alibi", MODEL), fresh)
     blocks = cut(len(tokens), L, [1, 2, 4])
     changed = tokens.copy()
     changed[2 * 32 + 1 : 3 * 32] = (changed[2 * 32 + 1 : 3 * 32] + 1) % VOCAB  # inside block 2; its edges stay
-    weights = np.arange(VOCAB)  # so that n_bytes is the sum of the target ids: the same targets, or it would differ
-    for run in (
-        lambda t, f: disjoint(model, t, blocks, f, weights, CPU),
-        lambda t, f: sliding(model, t, blocks, f, 4, weights, CPU),
+    scored, statistics = [], gpt.evaluate.statistics
+
+    def seen(losses, targets, token_bytes):
+        scored.append((losses.copy(), targets.copy()))
+        return statistics(losses, targets, token_bytes)
+
+    monkeypatch.setattr(gpt.evaluate, "statistics", seen)
+    ends = range(32, 193, 32)
+    for run, expected in (
+        (lambda t, f: disjoint(model, t, blocks, f, ONE_BYTE, CPU), tokens[1:193]),
+        (lambda t, f: sliding(model, t, blocks, f, 4, ONE_BYTE, CPU), [t for e in ends for t in tokens[e - 3 : e + 1]]),
     ):
-        assert len({run(tokens, f)["n_bytes"] for f in (1, 2, 4)}) == 1
         for f in (1, 2, 4):
-            before, after = run(tokens, f), run(changed, f)
-            assert before["loss"] != after["loss"]
-            assert before["n_targets"] == after["n_targets"]
+            scored.clear()
+            run(tokens, f), run(changed, f)
+            (before, targets), (after, _) = scored
+            assert targets.ravel().tolist() == list(expected)
+            same = np.isclose(before, after, rtol=0, atol=1e-6).all(axis=1)  # (blocks,)
+            assert same.tolist() == [True, True, False, True, True, True]
 
 
 def test_a_block_never_mixes_with_its_neighbour(tokens, fresh):
