@@ -84,11 +84,12 @@ def main(values: dict, overrides: list[str]) -> int:
         windows = Windows(*packed, L, config.seed, rows_a_step, first=step, done=rows)
 
         count = model.count_parameters()
-        tokens_a_step = rows_a_step * L
-        run.note(overrides=overrides, parameters=count, tokens_a_step=tokens_a_step, **rt.facts())
+        tokens_a_step, padded = rows_a_step * L, config.data.packing == "documents"  # padding is no token
+        a_step = {"most_tokens_a_step" if padded else "tokens_a_step": tokens_a_step}
+        run.note(overrides=overrides, parameters=count, **a_step, **rt.facts())
         run.say(
             f"{run.folder}: {count['total']:,} parameters, {count['position']:,} of them position; "
-            f"{tokens_a_step:,} tokens a step on {rt.device} in {rt.precision}"
+            f"{'at most ' * padded}{tokens_a_step:,} tokens a step on {rt.device} in {rt.precision}"
             + (f"; going on after step {step}" if step else "")
         )
 

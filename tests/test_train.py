@@ -619,6 +619,17 @@ def test_lines_and_status():
     assert ended["parameters"]["position"] == 16 * 32 and ended["tokens_a_step"] == 288
 
 
+def test_padding_is_no_token(capsys):
+    Path("many").mkdir()
+    for n in range(60):
+        Path(f"many/{n}.txt").write_text("abcdefghi"[: 3 + n % 5])
+    go("name=a", "data.path=many", "data.packing=documents", "train.steps=2", "train.eval_tokens=16")
+    ended = status(RUNS / "a")
+    assert ended["most_tokens_a_step"] == 4 * 16 and "tokens_a_step" not in ended
+    assert " at most 64 tokens a step " in " ".join(capsys.readouterr().out.split())
+    assert 0 < metrics(RUNS / "a")[-1]["tokens"] < 2 * 64
+
+
 def test_the_loss_falls():
     go("name=a", "model.dropout=0", "train.steps=150", "train.eval_every=150", "train.checkpoint_every=150")
     first, *_, last = metrics(RUNS / "a")
