@@ -106,11 +106,12 @@ class Run:
         return EXIT_CODES.get(self.stop, 1)
 
     def resume_at(self, step: int) -> None:
-        """Goes on after `step`: forgets later lines of metrics.jsonl, and takes over and reports changed keys."""
+        """Goes on after `step`: forgets what was logged and measured later, and takes over and reports changed keys."""
         self._record(step, self._changes)
         with writing(self.folder):
             write_atomic(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
             dropped = self._open_metrics(step)
+            self._forget_rows(step)
         self._update(step=step)
         # Lines that this run's earlier process sent to wandb already are not sent again.
         self._open_mirror(sent=dropped if self._status["wandb"] else set())
@@ -168,11 +169,13 @@ class Run:
             "device": None,
             "dtype": told("dtype", str, None),  # what it was trained in so far
             "wandb": told("wandb", str, None),  # the id of the wandb run, once there is one
+            "init_from": told("init_from", dict, None),  # what it began with, where that is another run
         }
         if fresh:
             with writing(self.folder):
                 write_atomic(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
                 self._open_metrics(-1)
+                self._forget_rows(-1)
         self._update()
         if threading.current_thread() is threading.main_thread():
             self._old_handlers = {number: signal.signal(number, self._on_signal) for number in EXIT_CODES}
@@ -237,6 +240,14 @@ class Run:
         if step - last >= self.config.get("train", {}).get("log_every", 1):
             self.say(f"warning: {path}: steps {last + 1} to {step} are not in it, and do not come back")
         return {line_key(line) for line in lines if line["step"] > step}
+
+    def _forget_rows(self, step: int) -> None:
+        """Takes the rows of weights after `step`, which are no more, out of eval.jsonl."""
+        path = self.folder / "eval.jsonl"
+        rows = read_json_lines(path)[0]
+        kept = [row for row in rows if type(row.get("step")) is int and row["step"] <= step]
+        if len(kept) < len(rows):
+            write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _open_mirror(self, sent: set = frozenset()) -> None:
         identity = self._status["wandb"] or new_wandb_id(self.config)

@@ -74,6 +74,32 @@ def test_what_did_not_finish_goes_on(tmp_path, how):
     assert len(metrics(folder)) == 1
 
 
+def test_a_fresh_start_keeps_no_measurement_of_the_weights_before(tmp_path):
+    made = config()
+    with Run(made, tmp_path, quiet) as run:
+        run.log(10, loss=1.0)
+    measured = run.folder / "eval.jsonl"
+    measured.write_text('{"step": 10}\n')
+    with Run(made, tmp_path, quiet) as run:
+        assert run.decision == "fresh"
+    assert not measured.read_text() and not metrics(run.folder)
+    fake_checkpoint(run.folder, 10)
+    measured.write_text('{"step": 10}\n{"step": 20}\n')
+    with Run(made, tmp_path, quiet) as run:
+        assert run.decision == "resume"
+        run.resume_at(10)
+    assert measured.read_text() == '{"step": 10}\n'
+
+
+def test_what_a_run_began_with_is_still_known_when_it_went_on(tmp_path):
+    with Run(config(), tmp_path, quiet) as run:
+        run.note(init_from={"checkpoint": "x", "sha256": "ab"})
+    fake_checkpoint(run.folder, 10)
+    with Run(config(), tmp_path, quiet) as run:
+        run.resume_at(10)
+    assert status(run.folder)["init_from"] == {"checkpoint": "x", "sha256": "ab"}
+
+
 # The lock
 
 
