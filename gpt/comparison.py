@@ -220,9 +220,8 @@ def conditions(run: Record) -> dict[Condition, list[dict]]:
 
     The number of targets is that of the disjoint rows; sliding and unsupported rows go with those beside them.
     """
-    rows = [row for row in run.rows if (row.get("step") or 0) == run.newest]
     groups, rest = {}, []
-    for row in rows:
+    for row in run.current:
         if ok(row) and row["protocol"] == DISJOINT:
             groups.setdefault(condition(row, row.get("n_targets")), []).append(row)
         else:
@@ -262,10 +261,14 @@ def compare(folders: list[Path]) -> Results:
         groups = by_run[run.folder]
         best = max(groups, key=lambda key: rank[key])
         members.setdefault(best, []).append((run, groups[best]))
-        older = len(run.rows) - sum(len(rows) for rows in groups.values())
-        other = sum(len(rows) for key, rows in groups.items() if key != best)
-        if older or other:
-            parts = [f"{older} of older checkpoints"] * bool(older) + [f"{other} on other blocks or data"] * bool(other)
+        counts = {
+            "of older checkpoints": sum((row.get("step") or 0) != run.newest for row in run.rows),
+            f"of other weights at step {run.newest}": -len(run.current),
+            "on other blocks or data": sum(len(rows) for key, rows in groups.items() if key != best),
+        }
+        counts[f"of other weights at step {run.newest}"] += len(run.rows) - counts["of older checkpoints"]
+        if any(counts.values()):
+            parts = [f"{n} {what}" for what, n in counts.items() if n]
             results.warnings.append(
                 f"{run.folder}: measurements left out of the tables: {', '.join(parts)} (they are in results.csv)"
             )
@@ -316,7 +319,8 @@ def arrange(key: Condition, members: list[tuple[Record, list[dict]]], results: R
         line = (results.labels[run.folder], tuple(reading(row).items()))
         owners.setdefault(line, {})[run.seed] = run
         cell = table.setdefault(line, {}).setdefault((row["protocol"], row["factor"]), {})
-        cell[run.seed] = row  # a later row of the same measurement replaces an earlier one
+        if ok(row) or not ok(cell.get(run.seed, {})):  # what a text is too short for alone may be beside a measurement
+            cell[run.seed] = row  # a later row of the same measurement replaces an earlier one
     for (base, way), cells in table.items():  # up to the training length, what is for longer inputs changes nothing
         if not {key for key, _ in way} <= {"position.overflow"} and not follows(way):
             continue

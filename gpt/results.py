@@ -87,8 +87,14 @@ class Record:
 
     @property
     def newest(self) -> int:
-        """The newest checkpoint that was measured; older measurements are not compared with anything."""
+        """The step of the newest checkpoint that was measured."""
         return max((row.get("step") or 0 for row in self.rows), default=0)
+
+    @property
+    def current(self) -> list[dict]:
+        """The rows of the newest checkpoint, all of the same weights; other measurements are compared with nothing."""
+        rows = [row for row in self.rows if (row.get("step") or 0) == self.newest]
+        return [row for row in rows if row.get("checkpoint_sha256") == rows[-1].get("checkpoint_sha256")]
 
     @property
     def speed(self) -> float | None:
@@ -274,7 +280,10 @@ def read_run(folder: Path) -> Record:
         problems.append(f"eval.jsonl: {bad} without factor, protocol or status, or with values of another kind skipped")
     if strange := sum(ok(row) and not is_number(row.get("loss")) for row in good):
         problems.append(f"eval.jsonl: {count(strange, 'row')} with a loss that is no finite number")
-    newest = {identity(row): row for row in good}  # what was measured again, for want of memory, counts once
+    newest = {}  # what was measured again, for want of memory, counts once, at its later place
+    for row in good:
+        newest.pop(identity(row), None)
+        newest[identity(row)] = row
     return Record(folder, config, status, tuple(read["metrics.jsonl"]), tuple(newest.values()), tuple(problems))
 
 

@@ -282,6 +282,24 @@ def test_the_newest_checkpoint_counts_and_its_older_rows_are_named(tmp_path):
     assert any("3 of older checkpoints" in text for text in found.warnings)
 
 
+def test_rows_of_other_weights_at_the_same_step_are_left_out_and_named(tmp_path):
+    """Of a run that was trained again in its folder: the last row says which weights are there now."""
+    old = [row("rope", 0, f, 3.0, scaling=scaling, checkpoint_sha256="old") for f in (1, 2) for scaling in ("yarn",)]
+    new = [row("rope", 0, f, 5.0) for f in (1, 2)]
+    write_run(tmp_path / "a", config("rope", 0), [*old, row("rope", 0, 1, 9.0, checkpoint_sha256="old"), *new])
+    found = comparing.compare([tmp_path])
+    (rope,) = found.comparisons[0].lines
+    assert rope.label == "rope" and [rope.mean("disjoint", f).mean for f in (1, 2)] == [5.0, 5.0]
+    assert any("left out of the tables: 3 of other weights at step 2000 (they" in text for text in found.warnings)
+
+
+def test_a_measurement_is_not_hidden_by_a_row_without_blocks(tmp_path):
+    """Of an earlier command, whose factors together needed a longer text."""
+    short = row("rope", 0, 3, None, block_length=None, n_blocks=None, reason="factors [3, 4] need more")
+    write_run(tmp_path / "a", config("rope", 0), [short, row("rope", 0, 1, 1.0), row("rope", 0, 3, 2.0)])
+    assert only(tmp_path).lines[0].mean("disjoint", 3).mean == 2.0
+
+
 def test_the_blocks_that_most_runs_share_are_taken(tmp_path):
     long = {"block_length": 8 * L, "n_blocks": 256}
     for seed in range(2):
