@@ -26,7 +26,7 @@ def main(values: dict, overrides: list[str]) -> int:
     config = load_evaluation(values)
     rt = runtime.start(config.runtime)
     folders = run_folders(config)
-    rows, failures, skipped = [], [], 0
+    rows, failures, skipped = {}, [], 0  # rows: {folder: those that were asked for}
     with Progress("evaluating", 0, len(folders)) as progress:
         for done, folder in enumerate(folders, start=1):
             began = time.perf_counter()
@@ -37,7 +37,7 @@ def main(values: dict, overrides: list[str]) -> int:
                 continue
             try:
                 found = measure(resolve(folder, log=progress.say), config, rt, log=progress.say)
-                rows += found.rows
+                rows[folder] = found.rows
                 seconds = time.perf_counter() - began
                 progress.say(f"{folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s")
                 if found.new:

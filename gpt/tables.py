@@ -1,8 +1,9 @@
 """The tables of a comparison, whatever they are written in, and on the terminal. Losses in nats per token."""
 
+import os
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -187,20 +188,19 @@ def print_tables(results: Results, console: Console | None = None) -> None:
         console.print(Text(f"! {run.folder}: {left_out(run, reason)}", style="yellow"))
 
 
-def evaluation_table(rows: Iterable[dict]) -> Table:
-    """What eval.py prints: rows of eval.jsonl, one line for each run and way of reading it."""
+def evaluation_table(found: dict[Path, list[dict]]) -> Table:
+    """What eval.py prints: the rows that were asked for of each run's folder, a line for each way of reading it."""
     lines, columns, reasons, scopes = {}, {}, {}, {}
-    for row in rows:
+    names = folder_names(found)
+    for folder, row in ((folder, row) for folder, rows in found.items() for row in rows):
         scopes[scope(row.get("documents"), row.get("split"))] = None
-        way = in_short(reading(row))
-        name = f"{row.get('run') or row.get('position')}" + (f" ({way})" if way else "")
         column = (row["protocol"] == SLIDING, row.get("stride") or 0, row["factor"], row.get("eval_length"))
         columns[column] = None
         if ok(row):
             value = f"{row['loss']:.4f}" if is_number(row.get("loss")) else str(row.get("loss"))
         else:
             value = f"{row['status']} [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
-        lines.setdefault(name, {})[column] = value
+        lines.setdefault((folder, in_short(reading(row))), {})[column] = value
     table = Table(
         title="Loss (nats per token)" + " and".join(scopes),
         title_justify="left",
@@ -212,9 +212,20 @@ def evaluation_table(rows: Iterable[dict]) -> Table:
         sliding, stride, factor, length = column
         what = f"sliding, stride {stride}" if sliding else "disjoint"
         table.add_column(Text(f"{what}\n{factor:g}x ({length})"), justify="right")
-    for name, cells in lines.items():
+    for (folder, way), cells in lines.items():
+        name = names[folder] + (f" ({way})" if way else "")
         table.add_row(Text(name), *(Text(cells.get(column, "–")) for column in sorted(columns)))
     return table
+
+
+def folder_names(found: dict[Path, list[dict]]) -> dict[Path, str]:
+    """What each run is called: its name, and where several have the same one, what tells their folders apart."""
+    own = {f: str(rows[0].get("run") or rows[0].get("position")) if rows else f.name for f, rows in found.items()}
+    names = {}
+    for folder, name in own.items():
+        alike = [other.resolve() for other in found if own[other] == name]
+        names[folder] = name if len(alike) == 1 else os.path.relpath(folder.resolve(), os.path.commonpath(alike))
+    return names
 
 
 def left_out(run: Record, reason: str) -> str:

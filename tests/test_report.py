@@ -175,7 +175,7 @@ def test_markdown_tables_are_rectangular_and_escape_pipes(tmp_path, quick):
 )
 def test_titles_say_what_was_measured(tmp_path, changes, expected):
     rows = [row("rope", 0, f, 1.0 + f, protocol, **changes) for f in (1, 2) for protocol in ("disjoint", "sliding")]
-    assert tables.evaluation_table(rows).title == "Loss (nats per token)" + expected
+    assert tables.evaluation_table({tmp_path: rows}).title == "Loss (nats per token)" + expected
     write_run(tmp_path / "rope-s0", config("rope", 0), rows)
     titles = [grid.title for grid in tables.grids(only(tmp_path))]
     assert titles[:2] == [f"Disjoint windows{expected}", f"Sliding windows, stride 32{expected}"]
@@ -185,7 +185,7 @@ def test_the_evaluation_table_shows_what_was_just_measured():
     rows = [row("learned", 0, 1, 1.23456), row("learned", 0, 2, None, reason="[/x] 64 rows")]
     rows += [row("learned", 0, 2, 3.0, overflow="clamp"), row("learned", 0, 1, 1.5, "sliding")]
     console = Console(width=120, file=io.StringIO())
-    console.print(tables.evaluation_table(rows))
+    console.print(tables.evaluation_table({Path("x"): rows}))
     text = console.file.getvalue()
     for word in (
         "1.2346",
@@ -198,6 +198,21 @@ def test_the_evaluation_table_shows_what_was_just_measured():
     ):
         assert word in text, word
     assert "2x (128)" in text
+
+
+def test_runs_of_one_name_are_lines_of_their_own():
+    folders = ("runs/two/a/rope-s0", "runs/two/b/rope-s0", "runs/two/copy", "runs/two/b/alibi-s0")
+    found = {Path(name): [row(name.split("/")[-1][:5].strip("-"), 0, 1, 1.0 + n)] for n, name in enumerate(folders)}
+    found[Path(folders[2])][0]["run"] = found[Path(folders[0])][0]["run"] = "rope-s0"
+    found[Path(folders[1])][0]["run"] = "rope-s0"
+    table = tables.evaluation_table(found)
+    names, losses = ([str(cell) for cell in column.cells] for column in table.columns)
+    assert dict(zip(names, losses, strict=True)) == {
+        "a/rope-s0": "1.0000",
+        "b/rope-s0": "2.0000",
+        "copy": "3.0000",
+        "alibi-s0": "4.0000",
+    }
 
 
 # ---- the script
