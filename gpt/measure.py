@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from gpt.position.scaling import ScalingConfig, describe
 from gpt.restore import corpus_of, named, restore
 from gpt.results import DIVERGED, find_runs, identity, is_number, ok, whole
 from gpt.runtime import Runtime, out_of_memory
-from gpt.schema import AskedPosition
+from gpt.schema import AskedPosition, DataConfig
 from gpt.tokens import Tokens
 
 MEMORY = "out of memory"  # how such a reason begins
@@ -53,11 +53,14 @@ class Text:
     token_bytes: np.ndarray  # (vocabulary,)
 
     @classmethod
-    def of(cls, corpus: Corpus, split: str, documents: str) -> "Text":
-        """Raises ConfigError where the corpus has no such split."""
+    def of(cls, corpus: Corpus, split: str, documents: str, data: DataConfig) -> "Text":
+        """Raises ConfigError where the corpus, prepared as `data` says, has no such split."""
         tokens = getattr(corpus, split)
         if not len(tokens):
-            raise ConfigError("eval.split", split, f"val: {corpus.folder} was prepared with data.test_fraction=0")
+            why = "was prepared with data.test_fraction=0"
+            if data.test_fraction:
+                why = f"has no {split} split: data={data.name} has none, or too few documents to hold one out"
+            raise ConfigError("eval.split", split, f"val: {corpus.folder} {why}")
         starts = np.asarray(getattr(corpus, f"{split}_documents")) if documents == "within" else None
         return cls(split, tokens, starts, getattr(corpus, f"{split}_sha256"), corpus.tokenizer.token_bytes())
 
@@ -118,7 +121,7 @@ def measure(
     if stride > L:
         raise ConfigError("eval.stride", stride, f"at most the training length {L}")
     split, documents = config.eval.split or run.eval.split, config.eval.documents or run.eval.documents
-    text = Text.of(corpus, split, documents)
+    text = Text.of(corpus, split, documents, run.data)
     factors = fitting(len(text.tokens), L, config.asked.factors, text.starts)
     limit = config.eval.tokens or run.eval.tokens
     blocks = cut(len(text.tokens), L, factors, limit, text.starts) if factors else None
@@ -143,14 +146,18 @@ def measure(
             "n_blocks": blocks.count if factor in factors else None,
             "n_dropped": blocks.dropped if factor in factors else None,
         }
-        if identity(row) not in known:
+        short = None if factor in factors else too_short(text, row, config.asked.factors)
+        stored = known.get(identity(row))
+        if stored is None or (short and stored["reason"] != short):  # that one was the reason of another command
             unscaled = row | {"scaling": "none", "scaling_factor": None, "scaling_parameters": None}
             plain = known.get(identity(unscaled))
             can = model.position.rescalable and model.position.config.randomized is None
-            if plain and can and not scaling.changes(L, factor * L):
+            if short:
+                row |= dict.fromkeys(NUMBERS) | {"status": "unsupported", "reason": short}
+            elif plain and can and not scaling.changes(L, factor * L):
                 row |= {name: plain[name] for name in (*NUMBERS, "status", "reason")}
             else:
-                row |= numbers(model, text, blocks if factor in factors else None, row, scaling, config, runtime)
+                row |= numbers(model, text, blocks, row, scaling, runtime)
             row["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
             try:
                 append_json_line(path, row)
@@ -202,21 +209,13 @@ def header(checkpoint: Checkpoint, run: RunConfig, model: GPT, corpus: Corpus, r
 def numbers(
     model: GPT,
     text: Text,
-    blocks: Blocks | None,
+    blocks: Blocks,
     row: dict,
     scaling: ScalingConfig,
-    config: EvaluationConfig,
     runtime: Runtime,
 ) -> dict:
     """The measured part of a row, or the reason why there is none."""
     empty = dict.fromkeys(NUMBERS)
-    if blocks is None:
-        need = math.lcm(*config.asked.factors) * row["train_length"] + 1
-        n_tokens, name = len(text.tokens), {"val": "validation"}.get(text.split, text.split)
-        reason = f"the {shortage(n_tokens, text.starts, name)}, factors {list(config.asked.factors)} need {need}"
-        if row["eval_length"] <= reach(n_tokens, text.starts):
-            reason += f"; alone, factors=[{row['factor']}], it needs {row['eval_length'] + 1}"
-        return empty | {"status": "unsupported", "reason": reason}
     as_trained = scaling.kind == "none" and row["rope_base"] is None
     try:
         with nullcontext() if as_trained else model.position.scaled(scaling, row["rope_base"]):
@@ -236,6 +235,16 @@ def numbers(
     if not math.isfinite(found["loss"]):
         return empty | {"status": DIVERGED, "reason": f"the loss is {found['loss']}"}
     return empty | found | {"status": "ok", "reason": None}
+
+
+def too_short(text: Text, row: dict, factors: Sequence[int]) -> str:
+    """Why a row has no blocks: how long the text is, and how long these factors need it."""
+    n_tokens, name = len(text.tokens), {"val": "validation"}.get(text.split, text.split)
+    need = math.lcm(*factors) * row["train_length"] + 1
+    reason = f"the {shortage(n_tokens, text.starts, name)}, factors {list(factors)} need {need}"
+    if row["eval_length"] <= reach(n_tokens, text.starts):
+        reason += f"; alone, factors=[{row['factor']}], it needs {row['eval_length'] + 1}"
+    return reason
 
 
 def settled(row: dict) -> bool:

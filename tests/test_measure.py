@@ -1,5 +1,6 @@
 """eval.py on real runs: which rows it leaves, what it does not measure again, and what it refuses."""
 
+import dataclasses
 import json
 import math
 import re
@@ -511,6 +512,26 @@ def test_a_factor_that_fits_alone_says_so():
     assert measure("checkpoint=runs/default/rope", "factors=[1,32,31,33]") == 0
     reasons = {row["factor"]: row["reason"] for row in rows(RUNS / "rope") if row["reason"]}
     assert reasons[33].endswith("need 523777; alone, factors=[33], it needs 529")
+
+
+def test_a_reason_is_that_of_this_command(capsys):
+    """Not one that was stored for other factors; the same command again adds no row."""
+    for factors, need in (("[1,2000]", 32001), ("[2000]", 32001), ("[3,2000]", 96001)):
+        for _ in range(2):
+            assert measure("checkpoint=runs/default/rope", f"factors={factors}") == 0
+            said = " ".join(table(capsys).replace("│", " ").split())
+            assert f"factors {factors.replace(',', ', ')} need {need}" in said and said.count("[1]") == 3
+    assert len(rows(RUNS / "rope")) == 4 + 2 + 4
+
+
+def test_a_corpus_that_came_without_a_test_split_says_so():
+    from gpt.errors import ConfigError
+    from gpt.schema import DataConfig
+
+    corpus = open_corpus(next(Path("data/text").glob("*/meta.json")).parent)
+    bare = dataclasses.replace(corpus, test=corpus.test[:0])
+    with pytest.raises(ConfigError, match="val: data/text/.* has no test split: data=nanogpt has none, or too few"):
+        gpt.measure.Text.of(bare, "test", "concat", DataConfig("nanogpt"))
 
 
 def test_folders_are_named_once(capsys):
