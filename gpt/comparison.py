@@ -7,7 +7,7 @@ on; losses of two conditions are never averaged. Comparison = the lines of one c
 import math
 import statistics
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from gpt.errors import RunError
@@ -24,7 +24,7 @@ from gpt.results import (
     ok,
     read_run,
     reading,
-    setting,
+    settings,
     show,
 )
 
@@ -53,7 +53,7 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 class Condition:
     """What a measurement was taken on. Losses are comparable only where all of this is equal."""
 
-    data: str | None
+    data: str | None = field(compare=False)  # its name; where the hash is not known, that stands for it below
     data_sha256: str | None
     tokenizer: str | None
     dtype: str | None
@@ -205,14 +205,16 @@ def paired(line: Line, other: Line, protocol: str, factor: float) -> Mean | None
 
 
 def condition(row: dict, n_targets: int | None) -> Condition:
-    names = ("data", "data_sha256", "tokenizer", "dtype", "documents", "train_length", "block_length", "n_blocks")
+    names = ("data", "tokenizer", "dtype", "documents", "train_length", "block_length", "n_blocks")
     split = row.get("split", "val")  # of rows from before there was a test split
-    return Condition(**{name: row.get(name) for name in names}, split=split, n_targets=n_targets)
+    text = row.get("data_sha256") or row.get("data")
+    return Condition(**{name: row.get(name) for name in names}, data_sha256=text, split=split, n_targets=n_targets)
 
 
 def agrees(part: Condition, whole: Condition) -> bool:
     """All that `part` says, `whole` says too; an unsupported row may have nulls."""
-    return all(value in (None, getattr(whole, name)) for name, value in vars(part).items())
+    names = (f.name for f in fields(Condition) if f.compare)
+    return all(getattr(part, name) in (None, getattr(whole, name)) for name in names)
 
 
 def conditions(run: Record) -> dict[Condition, list[dict]]:
@@ -400,8 +402,8 @@ def warn(results: Results) -> None:
         )
     for comparison in results.comparisons:
         lines = [line for line in comparison.lines if not line.variant]
-        configs = [setting(run.config) for run in comparison.runs if run.config]
-        confounds = [k for k in differing(configs) if not k.startswith("position.")]
+        configs = settings([run for run in comparison.runs if run.config])
+        confounds = [k for k in differing(list(configs.values())) if not k.startswith("position.")]
         if "train.eval_tokens" in confounds:
             confounds.remove("train.eval_tokens")
             notes.append("final val loss is not comparable: the runs took it on different texts (train.eval_tokens)")
@@ -419,8 +421,7 @@ def warn(results: Results) -> None:
         precisions = sorted({str(run.status["dtype"]) for run in comparison.runs if run.status.get("dtype")})
         if len(precisions) > 1:
             notes.append(f"the runs were trained in different precisions: {', '.join(precisions)}")
-        hashes = {row.get("train_sha256") for run in comparison.runs for row in run.rows} - {None}
-        texts = sorted(map(short, hashes))
+        texts = sorted(map(short, {run.text for run in comparison.runs} - {None}))
         if len(texts) > 1:
             notes.append(f"the runs were trained on different texts: sha256 {', '.join(texts)}")
         notes += survivors(comparison)

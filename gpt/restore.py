@@ -14,7 +14,7 @@ from gpt.errors import CheckpointError, ConfigError
 from gpt.model import GPT
 from gpt.position import SCHEMES
 from gpt.prepare import prepare
-from gpt.schema import PositionConfig, differences, plain
+from gpt.schema import PositionConfig, as_written, differences, plain
 from gpt.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -38,7 +38,7 @@ def named(path: str) -> Path:
 def restore(checkpoint: Checkpoint, device: torch.device) -> tuple[GPT, RunConfig]:
     """The model with its weights, on `device`, and the configuration of its run; raises CheckpointError."""
     try:
-        config = load(checkpoint.state["config"])
+        config = load(as_written(checkpoint.state["config"]))
         vocab_size = checkpoint.state["vocab_size"]
     except KeyError as error:
         raise CheckpointError(f"{checkpoint.path}: its state lacks {error}; it was not written by train.py") from None
@@ -121,8 +121,7 @@ def corpus_of(config: RunConfig, checkpoint: Checkpoint | None, root: Path = Pat
     corpus, data = None, config.data
     if checkpoint:
         corpus = find_corpus(data.name, checkpoint.state, root)
-        if "test_fraction" not in checkpoint.state["config"]["data"]:  # older than the test split
-            data = replace(data, test_fraction=0.0)
+        data = replace(data, test_fraction=as_written(checkpoint.state["config"])["data"]["test_fraction"])
     corpus = corpus or prepare(data, config.tokenizer, root, log)
     if checkpoint:
         check_corpus(checkpoint, corpus)

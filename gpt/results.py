@@ -15,7 +15,7 @@ import yaml
 from gpt.errors import RunError
 from gpt.files import read_json_lines
 from gpt.run import read_status
-from gpt.schema import CONFIGS, SECTIONS, flatten, plain
+from gpt.schema import CONFIGS, SECTIONS, as_written, flatten, plain
 
 MARKS = ("config.yaml", "status.json", "metrics.jsonl", "eval.jsonl")  # a folder with one of these is a run
 QUIET = (  # keys that change no loss, only where, how fast and how closely watched it is computed
@@ -95,6 +95,11 @@ class Record:
         """The rows of the newest checkpoint, all of the same weights; other measurements are compared with nothing."""
         rows = [row for row in self.rows if (row.get("step") or 0) == self.newest]
         return [row for row in rows if row.get("checkpoint_sha256") == rows[-1].get("checkpoint_sha256")]
+
+    @property
+    def text(self) -> str | None:
+        """sha256 of the ids that it was trained on, where its rows know it."""
+        return next((row["train_sha256"] for row in reversed(self.current) if row.get("train_sha256")), None)
 
     @property
     def speed(self) -> float | None:
@@ -301,10 +306,36 @@ def show(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
-def setting(config: dict) -> dict:
-    """The dotted keys that can change a loss: all but the seed, names, how often one looks, and how it is measured.
+def settings(runs: list[Record]) -> dict[Path, dict]:
+    """{folder: the dotted keys that can change a loss}: not the seed, names, what only watches, or how it is measured.
 
-    A key that is younger than the run has today's default, which is what the run was trained with.
+    What a run was trained on and what it began with are told by their hashes where these are known: equal ones have the
+    same words however they were spelled, and different ones have different words, if need be the hash.
+    """
+    flats = {run.folder: setting(run.config) for run in runs}
+    spelled = {}
+    for folder, flat in flats.items():
+        text = {key: value for key, value in flat.items() if of_text(key) or key.startswith("tokenizer.")}
+        spelled[folder] = json.dumps(text, sort_keys=True)
+    named = in_words(spelled, {run.folder: run.text for run in runs})
+    for folder, (text, mark) in named.items():
+        rest = {key: value for key, value in flats[folder].items() if not of_text(key)}
+        flats[folder] = rest | {key: value for key, value in json.loads(text).items() if of_text(key)}
+        flats[folder] |= {"data.sha256": mark} if mark else {}
+    for folder, start in starts(runs, flats).items():
+        flats[folder]["init_from"] = start
+    return flats
+
+
+def of_text(key: str) -> bool:
+    """Whether a key chooses the text, and not how it is read."""
+    return key.startswith("data.") and key != "data.packing"
+
+
+def setting(config: dict) -> dict:
+    """The keys of `settings` as a configuration spells them.
+
+    One that is younger than the run has the value of the time before it: today's default, but for schema.BEFORE.
     """
     defaults = {
         f"{section}.{field.name}": plain(field.default)
@@ -312,17 +343,58 @@ def setting(config: dict) -> dict:
         for field in fields(cls)
         if field.default is not MISSING
     }
-    defaults["init_from"] = None
-    config = config | {"init_from": seedless(config.get("init_from"))}
-    flat = {
-        key: value for key, value in (defaults | flatten(config)).items() if not key.startswith(("wandb.", "eval."))
-    }
+    flat = defaults | {"init_from": None} | flatten(as_written(config))
+    flat = {key: value for key, value in flat.items() if not key.startswith(("wandb.", "eval."))}
     return {key: value for key, value in flat.items() if key not in ("seed", "name", "sweep", *QUIET)}
 
 
-def seedless(folder: object) -> object:
-    """The run that another began with, without its seed: the seeds of a line begin with different seeds of another."""
-    return re.sub(r"-s\d+(?=[-/]|$)", "", folder) if isinstance(folder, str) else folder
+def in_words(spelled: dict[Path, str], hashes: dict[Path, str | None]) -> dict[Path, tuple[str, str | None]]:
+    """{folder: (spelling, mark)}, both equal where the hash is.
+
+    The mark is that hash in short where a spelling has several of them, else None. A hash that is not known is that of
+    the same spelling, if there is one only.
+    """
+    known = {}  # spelling -> hashes
+    for folder, sha256 in hashes.items():
+        known.setdefault(spelled[folder], set()).update({sha256} - {None})
+    found, first = {}, {}  # folder -> hash, or spelling; that -> how the first folder spells it
+    for folder, sha256 in hashes.items():
+        alike = known[spelled[folder]]
+        found[folder] = sha256 or (next(iter(alike)) if len(alike) == 1 else spelled[folder])
+        first.setdefault(found[folder], spelled[folder])
+    clash = len(set(first.values())) < len(first)
+    marks = {one: ("unknown" if one == text else one[:8]) if clash else None for one, text in first.items()}
+    return {folder: (first[one], marks[one]) for folder, one in found.items()}
+
+
+def starts(runs: list[Record], flats: dict[Path, dict]) -> dict[Path, str]:
+    """{folder: what a run began with}, of those that began with another.
+
+    Where each seed of what is else one configuration began with its own seed of another run, the seed is left open
+    (runs/pos/rope-s*): they are one line.
+    """
+    paths = {run.folder: run.config.get("init_from") for run in runs}
+    paths = {folder: os.path.normpath(path) for folder, path in paths.items() if is_text(path)}
+    hashes = {run.folder: get(run.status, "init_from.sha256") for run in runs if run.folder in paths}
+    named = in_words(paths, {folder: sha256 if is_text(sha256) else None for folder, sha256 in hashes.items()})
+    found = {folder: f"{path}@{mark}" if mark else path for folder, (path, mark) in named.items()}
+    families = {}  # (path with an open seed, configuration) -> seed -> folders
+    for run in runs:
+        if run.folder in paths and (path := open_seed(paths[run.folder], run.seed)) != paths[run.folder]:
+            rest = json.dumps(flats[run.folder] | {"init_from": None}, sort_keys=True)
+            families.setdefault((path, rest), {}).setdefault(run.seed, []).append(run.folder)
+    for (path, _), seeds in families.items():
+        if len(seeds) > 1 and all(len({found[folder] for folder in folders}) == 1 for folders in seeds.values()):
+            found |= {folder: path for folders in seeds.values() for folder in folders}
+    return found
+
+
+def open_seed(path: str, seed: object) -> str:
+    """A run's or checkpoint's path with * for the seed in the run's name, where that is `seed`."""
+    parts = path.split(os.sep)
+    run = parts.index("checkpoints") - 1 if "checkpoints" in parts[1:] else -1
+    parts[run] = re.sub(rf"-s{seed}(?=-|$)", "-s*", parts[run], count=1)
+    return os.sep.join(parts)
 
 
 def differing(flats: list[dict]) -> list[str]:
@@ -348,15 +420,15 @@ def label_runs(runs: list[Record]) -> dict[Path, str]:
 
     Position parameters are named where runs of the same scheme differ in them, everything else where any run differs.
     """
-    flats = {run.folder: setting(run.config) for run in runs}
     known = [run for run in runs if run.config]  # a lost config.yaml would make every key differ
+    flats = settings(known)
     common = [key for key in differing([flats[run.folder] for run in known]) if not key.startswith("position.")]
     shorts = Counter(key.rsplit(".", 1)[-1] for key in common)
     labels = {}
     for run in runs:
-        flat = flats[run.folder]
+        flat = flats.get(run.folder, {})
         same = [flats[other.folder] for other in known if other.scheme == run.scheme]
-        words = [run.scheme] if run.config else [run.scheme, "(no config.yaml)"]
+        words = [run.scheme] if run.config else [run.scheme, f"(no config.yaml in {run.folder})"]  # who knows
         layers = str(flat.get("position.layers", "P"))
         if layers != own_layers(run.scheme):
             words.append(f"layers={layers}")

@@ -259,6 +259,9 @@ class AskedBench:
     steps: Count = 10  # of each scheme in a round
 
 
+# What a run did before there was such a key, where that is not the key's default today.
+BEFORE = {"data.test_fraction": 0.0}
+
 SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,
@@ -358,6 +361,16 @@ def plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
+
+
+def as_written(config: dict) -> dict:
+    """A stored, plain configuration with what BEFORE says of the keys that are younger than it."""
+    made = dict(config)
+    for key, value in BEFORE.items():
+        section, _, name = key.partition(".")
+        if isinstance(made.get(section), dict):
+            made[section] = {name: value} | made[section]
+    return made
 
 
 def flatten(config: dict, prefix: str = "") -> dict:

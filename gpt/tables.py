@@ -237,7 +237,7 @@ def left_out(run: Record, reason: str) -> str:
 
 def conditions_line(comparison: Comparison) -> str:
     c = comparison.condition
-    sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 else ""
+    sha = f" (sha256 {c.data_sha256[:12]})" if c.data_sha256 not in (None, c.data) else ""
     inside = ", each within one document" if c.documents == "within" else ""
     data = f"{c.data} (test split)" if c.split == "test" else c.data
     return (

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gpt import comparison as comparing
-from gpt import plots, report
+from gpt import plots, report, results
 from tests.measured_runs import L, config, line, only, row, simple, write_run
 
 
@@ -190,8 +190,57 @@ def test_seeds_of_a_run_that_began_with_seeds_of_another_are_one_line(tmp_path):
         write_run(tmp_path / f"d{seed}", begun, [row("nope", seed, 1, 1.0 + seed)])
         write_run(tmp_path / f"n{seed}", config("nope", seed), [row("nope", seed, 1, 2.0 + seed)])
     found = only(tmp_path)
-    begun = "nope init_from=runs/pos/rope/checkpoints/step-002000"
+    begun = "nope init_from=runs/pos/rope-s*/checkpoints/step-002000"
     assert {one.label: one.seeds for one in found.lines} == {begun: [0, 1, 2], "nope init_from=null": [0, 1, 2]}
+
+
+def begun(folder, scheme: str, seed: int, path: str, sha256: str | None, loss: float = 1.0) -> None:
+    """A run that began with that checkpoint."""
+    status = {"status": "done", "init_from": {"checkpoint": path, "sha256": sha256}} if sha256 else "done"
+    write_run(folder, config(scheme, seed) | {"init_from": path}, [row(scheme, seed, 1, loss)], status)
+
+
+def test_runs_of_one_seed_that_began_otherwise_are_two_lines(tmp_path):
+    for n in (0, 1):
+        begun(tmp_path / f"{n}", "nope", 5, f"runs/base/rope-s{n}", f"{n}" * 64, 5.29 + n / 100)
+    found = comparing.compare([tmp_path])
+    lines = {one.label: one.mean("disjoint", 1).mean for one in found.comparisons[0].lines}
+    assert lines == {"nope init_from=runs/base/rope-s0": 5.29, "nope init_from=runs/base/rope-s1": 5.30}
+    assert not found.left_out
+
+
+def test_only_its_own_seed_is_left_open_and_only_in_the_runs_name():
+    for path, seed, expected in (
+        ("runs/lr-s3/rope-s0", 0, "runs/lr-s3/rope-s*"),
+        ("runs/lr-s3/rope-s0", 3, "runs/lr-s3/rope-s0"),
+        ("runs/lr-s0/rope-s10", 1, "runs/lr-s0/rope-s10"),
+        ("runs/a/rope-s1-lr3/checkpoints/step-000001", 1, "runs/a/rope-s*-lr3/checkpoints/step-000001"),
+        ("checkpoints", 0, "checkpoints"),
+    ):
+        assert results.open_seed(path, seed) == expected
+
+
+def test_seeds_that_all_began_with_one_checkpoint_are_one_line(tmp_path):
+    """Though for one of them it is that of its own seed, and beside seeds of another scheme that began with theirs."""
+    for seed in (0, 1, 2):
+        begun(tmp_path / f"a{seed}", "alibi", seed, "runs/base/rope-s0", "0" * 64)
+        begun(tmp_path / f"n{seed}", "nope", seed, f"runs/base/rope-s{seed}", f"{seed}" * 64)
+    assert {one.label: one.seeds for one in only(tmp_path).lines} == {
+        "alibi init_from=runs/base/rope-s0": [0, 1, 2],
+        "nope init_from=runs/base/rope-s*": [0, 1, 2],
+    }
+
+
+def test_a_start_is_its_checkpoint_and_not_its_path(tmp_path):
+    begun(tmp_path / "a", "nope", 0, "runs/base/rope", "a" * 64)
+    begun(tmp_path / "b", "nope", 1, "/home/me/runs/base/rope/checkpoints/step-1", "a" * 64)  # another way to it
+    assert {one.label: one.seeds for one in only(tmp_path).lines} == {"nope": [0, 1]}
+    begun(tmp_path / "c", "nope", 1, "runs/base/rope", "c" * 64)  # the same path, trained again since
+    labels = {one.label: one.seeds for one in only(tmp_path).lines}
+    assert labels == {
+        "nope init_from=runs/base/rope@aaaaaaaa": [0, 1],
+        "nope init_from=runs/base/rope@cccccccc": [1],
+    }
 
 
 @pytest.mark.parametrize("way", [{"scaling": "ntk"}, {"overflow": "clamp"}])
@@ -382,12 +431,73 @@ def test_the_final_val_loss_is_on_so_many_tokens(tmp_path):
     assert not any("more than the position scheme" in text for text in found.warnings)
 
 
-def test_other_texts_of_training_are_a_confound(tmp_path):
+def on_text(folder, seed: int, sha256: str | None, path: str | None = None, **changes) -> None:
+    """A run of two lengths that was trained on that text."""
+    rows = [row("rope", seed, f, 1.0 + seed, train_sha256=sha256 and sha256 * 64, **changes) for f in (1, 2)]
+    write_run(folder, config("rope", seed, data__path=path), rows)
+
+
+def test_other_texts_of_training_are_never_averaged(tmp_path):
+    """Such as a folder to which files were added; where the paths differ, these tell them apart."""
     for seed in (0, 1):
-        rows = [row("rope", seed, f, 1.0, train_sha256=f"{seed}" * 64) for f in (1, 2)]
-        write_run(tmp_path / str(seed), config("rope", seed), rows)
-    warnings = comparing.compare([tmp_path]).warnings
-    assert any("trained on different texts: sha256 000000000000, 111111111111" in text for text in warnings)
+        on_text(tmp_path / "same" / f"{seed}", seed, f"{seed}", "texts")
+        on_text(tmp_path / "other" / f"{seed}", seed, f"{seed}", f"{seed}.txt")
+    found = comparing.compare([tmp_path / "same"])
+    labels = {one.label: one.seeds for one in found.comparisons[0].lines}
+    assert labels == {"rope sha256=00000000": [0], "rope sha256=11111111": [1]}
+    assert any("trained on different texts: sha256 000000000000, 111111111111" in text for text in found.warnings)
+    assert [one.label for one in only(tmp_path / "other").lines] == ["rope path=0.txt", "rope path=1.txt"]
+
+
+def test_the_same_text_is_the_same_however_it_is_spelled(tmp_path):
+    on_text(tmp_path / "0", 0, "a", "t.txt")
+    on_text(tmp_path / "1", 1, "a", "/home/me/t.txt")
+    on_text(tmp_path / "2", 2, "a", None, data="copy")
+    on_text(tmp_path / "3", 3, None, "t.txt")  # from before rows said it
+    found = comparing.compare([tmp_path])
+    (comparison,) = found.comparisons
+    assert [(one.label, one.seeds) for one in comparison.lines] == [("rope", [0, 1, 2, 3])]
+    assert not found.warnings
+    on_text(tmp_path / "3", 3, "b", "t.txt")
+    on_text(tmp_path / "4", 4, None, "t.txt")  # of which of the two?
+    assert {one.label: one.seeds for one in only(tmp_path).lines} == {
+        "rope sha256=aaaaaaaa": [0, 1, 2],
+        "rope sha256=bbbbbbbb": [3],
+        "rope sha256=unknown": [4],
+    }
+
+
+def test_another_tokenizer_is_no_other_text(tmp_path):
+    for seed, name in enumerate(("byte", "bpe")):
+        rows = [row("rope", seed, 1, 1.0, train_sha256=f"{seed}" * 64)]
+        write_run(tmp_path / name, config("rope", seed, tokenizer__name=name), rows)
+    assert {one.label for one in only(tmp_path).lines} == {"rope tokenizer.name=byte", "rope tokenizer.name=bpe"}
+
+
+def test_other_names_of_data_without_a_hash_are_other_data(tmp_path):
+    for seed, name in enumerate(("stdlib", "text")):
+        on_text(tmp_path / name, seed, None, data=name, data_sha256=None)
+    assert len(comparing.compare([tmp_path]).comparisons) == 2
+
+
+def test_a_key_means_what_it_meant_when_the_run_was_made(tmp_path):
+    """Before there was data.test_fraction, nothing was held out for a test."""
+    for name, fraction in (("old", None), ("new", 0.05), ("none", 0.0)):
+        made = config("rope", 0)
+        made["data"] |= {} if fraction is None else {"test_fraction": fraction}
+        write_run(tmp_path / name, made, [row("rope", 0, 1, 1.0)])
+    found = comparing.compare([tmp_path])
+    assert {one.label for one in found.comparisons[0].lines} == {"rope test_fraction=0", "rope test_fraction=0.05"}
+    assert [(run.folder.name, why) for run, why in found.left_out] == [
+        ("old", f"same configuration and seed as {tmp_path / 'none'}")
+    ]
+
+
+def test_runs_of_which_nothing_is_known_are_no_twins(tmp_path):
+    for name in ("a", "b"):
+        (simple(tmp_path, "rope", 0, [1.0] * 3, name=name) / "config.yaml").unlink()
+    found = comparing.compare([tmp_path])
+    assert len(found.comparisons[0].lines) == 2 and not found.left_out
 
 
 def test_other_precisions_of_training_are_a_confound(tmp_path):

@@ -12,8 +12,9 @@ import train
 from gpt import cli
 from gpt.checkpoint import resolve
 from gpt.corpus import open_corpus
-from gpt.errors import CheckpointError, DataError
+from gpt.errors import CheckpointError, ConfigError, DataError
 from gpt.evaluate import validation_loss
+from gpt.measure import Text
 from gpt.prepare import prepare
 from gpt.restore import corpus_of, restore
 from gpt.runtime import Runtime
@@ -90,6 +91,15 @@ def test_its_checkpoint_is_not_read_on_another_text():
     _, config = restore(checkpoint, torch.device("cpu"))
     with pytest.raises(CheckpointError, match="trained with train_sha256 89625a1616d3, data/text/novel"):
         corpus_of(config, checkpoint, log=quiet)
+
+
+def test_it_has_no_test_split_and_says_why():
+    """Its configuration is older than data.test_fraction, whose default is another one today."""
+    checkpoint = resolve(RUN)
+    _, config = restore(checkpoint, torch.device("cpu"))
+    assert "test_fraction" not in checkpoint.state["config"]["data"] and config.data.test_fraction == 0
+    with pytest.raises(ConfigError, match="eval.split: .* was prepared with data.test_fraction=0"):
+        Text.of(corpus_of(config, checkpoint, log=quiet), "test", "concat", config.data)
 
 
 def test_its_run_goes_on():
