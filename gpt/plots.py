@@ -186,7 +186,7 @@ def draw_extrapolation(comparison: Comparison):
     if missing:
         draw_missing(made.add_subplot(grid[0, 0], sharex=axes[0]), comparison, missing, look)
 
-    handles = [Line2D([], [], label=line.label, **look[line.label].line) for line in by_end(comparison)]
+    handles = [Line2D([], [], label=entry(line), **look[line.label].line) for line in by_end(comparison)]
     handles.append(Line2D([], [], color=GREY, linewidth=1, label=f"training length ({length} tokens)"))
     if comparison.sliding:
         handles.append(
@@ -196,6 +196,12 @@ def draw_extrapolation(comparison: Comparison):
     title = "bars: standard deviation over seeds" if spread else "one seed: no bars"
     made.legend(handles=handles, loc="outside right center", title=title, title_fontsize=8.5, alignment="left")
     return made
+
+
+def entry(line: Line) -> str:
+    """A line in the legend: where a seed diverged, what is drawn there is of the others."""
+    some = any(line.diverged(*place) and line.mean(*place) for place in line.rows)
+    return line.label + (" (a seed diverged)" if some else "")
 
 
 def lengths(comparison: Comparison, protocol: str) -> tuple:

@@ -10,7 +10,7 @@ from gpt import comparison as comparing
 from gpt import plots
 from gpt.position import SCHEMES
 from gpt.results import in_short
-from tests.measured_runs import ablation, only, simple
+from tests.measured_runs import ablation, config, only, row, simple, write_run
 
 
 def legend(figure) -> list[str]:
@@ -133,3 +133,12 @@ def test_the_colour_blind_can_tell_schemes_apart(matrix):
         distance = math.dist(seen(colour, matrix), seen(other, matrix))
         assert distance > 20 or marker != shape, (a, b, distance)
         assert distance > 15 or not {a, b} <= set(first), (a, b, distance)
+
+
+def test_a_seed_that_diverged_is_in_the_legend(tmp_path):
+    for seed in (0, 1):
+        for scheme in ("rope", "t5"):
+            rows = [row(scheme, seed, f, 1.0) for f in (1, 2)]
+            rows[1] |= {"status": "diverged", "loss": None} if seed and scheme == "rope" else {}
+            write_run(tmp_path / f"{scheme}{seed}", config(scheme, seed), rows)
+    assert {"rope (a seed diverged)", "t5"} <= set(legend(plots.extrapolation(only(tmp_path))))
