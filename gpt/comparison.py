@@ -263,12 +263,12 @@ def compare(folders: list[Path]) -> Results:
         groups = by_run[run.folder]
         best = max(groups, key=lambda key: rank[key])
         members.setdefault(best, []).append((run, groups[best]))
+        older = sum((row.get("step") or 0) != run.newest for row in run.rows)
         counts = {
-            "of older checkpoints": sum((row.get("step") or 0) != run.newest for row in run.rows),
-            f"of other weights at step {run.newest}": -len(run.current),
+            "of older checkpoints": older,
+            f"of other weights at step {run.newest}": len(run.rows) - older - len(run.current),
             "on other blocks or data": sum(len(rows) for key, rows in groups.items() if key != best),
         }
-        counts[f"of other weights at step {run.newest}"] += len(run.rows) - counts["of older checkpoints"]
         if any(counts.values()):
             parts = [f"{n} {what}" for what, n in counts.items() if n]
             results.warnings.append(
