@@ -64,6 +64,11 @@ class Condition:
     n_blocks: int | None
     n_targets: int | None
 
+    @property
+    def reads(self) -> tuple[bool, bool]:
+        """What was asked for: whether the test split, whether within documents. Both stand beside the default."""
+        return self.split == "test", self.documents == "within"
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -255,26 +260,29 @@ def compare(folders: list[Path]) -> Results:
 
     by_run = {run.folder: conditions(run) for run in measured}
     share_targets(by_run)
-    # Where a run was measured in several ways, take the way most runs share; then the longest blocks, the most text.
+    # Of what a run was asked for in several ways, take the way most runs share; then the longest blocks, the most text.
     votes = Counter(key for groups in by_run.values() for key in groups)
     rank = {key: (n, key.block_length or 0, key.n_targets or 0, str(key)) for key, n in votes.items()}
     members = {}
     for run in measured:
         groups = by_run[run.folder]
-        best = max(groups, key=lambda key: rank[key])
-        members.setdefault(best, []).append((run, groups[best]))
+        taken = {
+            reads: max((k for k in groups if k.reads == reads), key=rank.get) for reads in {k.reads for k in groups}
+        }
+        for best in taken.values():
+            members.setdefault(best, []).append((run, groups[best]))
         older = sum((row.get("step") or 0) != run.newest for row in run.rows)
         counts = {
             "of older checkpoints": older,
             f"of other weights at step {run.newest}": len(run.rows) - older - len(run.current),
-            "on other blocks or data": sum(len(rows) for key, rows in groups.items() if key != best),
+            "on other blocks or data": sum(len(rows) for key, rows in groups.items() if key not in taken.values()),
         }
         if any(counts.values()):
             parts = [f"{n} {what}" for what, n in counts.items() if n]
             results.warnings.append(
                 f"{run.folder}: measurements left out of the tables: {', '.join(parts)} (they are in results.csv)"
             )
-    order = sorted(members, key=lambda key: (-len(members[key]), -(key.block_length or 0), str(key)))
+    order = sorted(members, key=lambda key: (key.reads, -len(members[key]), -(key.block_length or 0), str(key)))
     results.comparisons = [arrange(key, members[key], results) for key in order]
     warn(results)
     results.warnings = list(dict.fromkeys(results.warnings))
@@ -392,8 +400,10 @@ def drop_other_targets(lines: list[Line], results: Results) -> None:
 def warn(results: Results) -> None:
     """What could make a difference between two lines something else than their position schemes."""
     notes = []
-    if len(results.comparisons) > 1:
-        parts = [vars(c.condition) for c in results.comparisons]
+    for reads in dict.fromkeys(comparison.condition.reads for comparison in results.comparisons):
+        parts = [vars(c.condition) for c in results.comparisons if c.condition.reads == reads]
+        if len(parts) < 2:
+            continue
         names = [n for n in parts[0] if len({str(part[n]) for part in parts}) > 1]
         texts = [f"{n}: {', '.join(short(part[n]) for part in parts)}" for n in names]
         notes.append(

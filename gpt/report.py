@@ -198,7 +198,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def ranking(comparison: Comparison, factor: float) -> str:
-    """One sentence on a length: which loss is lowest and how far the highest is above, where seeds in common say so."""
+    """One sentence on a length: the lowest loss, ties, and the largest certain gap, where seeds in common say so."""
     lines = [line for line in comparison.lines if line.mean(DISJOINT, factor) and not (line.variant and factor <= 1)]
     if not lines:
         return f"At {factor:g}x no scheme has a value."
@@ -223,7 +223,8 @@ def ranking(comparison: Comparison, factor: float) -> str:
         above = [(gap.mean, label, gap) for label, gap in gaps.items() if not gap.tie]
         if above:
             _, label, gap = max(above)
-            text += f"; the highest is {label}, {gap.mean:.3f} ± {gap.margin:.3f} above" + some(gap, seeds[label])
+            text += f"; the largest certain gap is that to {label}, {gap.mean:.3f} ± {gap.margin:.3f}"
+            text += some(gap, seeds[label])
         lines = [line for line in lines if line is not best and line.label not in gaps]
     if lines:
         numbers = [f"{line.label} {value(line)}" for line in sorted(lines, key=lambda x: x.label)]

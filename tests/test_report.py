@@ -87,8 +87,14 @@ def test_same_input_same_bytes_whatever_the_order(tmp_path, quick):
 
 def test_the_findings_are_the_numbers(tmp_path, quick):
     text = report.write_report([ablation(tmp_path)]).markdown
-    assert "1x the lowest mean loss is that of **rope**: 1.525 ± 0.007; the highest is learned, 0.100 ± 0.000" in text
-    assert "At 4x the lowest mean loss is that of **alibi**: 1.525 ± 0.007; the highest is rope, 0.280" in text
+    assert (
+        "1x the lowest mean loss is that of **rope**: 1.525 ± 0.007; "
+        "the largest certain gap is that to learned, 0.100 ± 0.000" in text
+    )
+    assert (
+        "At 4x the lowest mean loss is that of **alibi**: 1.525 ± 0.007; the largest certain gap is that to rope, 0.280"
+        in text
+    )
     assert "the loss changes by: alibi -0.020 ± 0.000, rope +0.280 ± 0.000." in text
     assert "lowers the loss of alibi (-0.040); raises the loss of rope (+0.350)" in text
     assert "parameters" in text and "836,192" in text and "8,192" in text and "50,000" in text
@@ -111,7 +117,8 @@ def test_findings_rank_only_what_has_seeds_in_common(tmp_path):
     simple(tmp_path, "t5", 0, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0])  # one seed, and lower than all others
     found = report.findings(only(tmp_path))
     assert found[0] == (
-        "At 1x the lowest mean loss is that of **rope**: 1.525 ± 0.007; the highest is learned, 0.100 ± 0.000 above; "
+        "At 1x the lowest mean loss is that of **rope**: 1.525 ± 0.007; "
+        "the largest certain gap is that to learned, 0.100 ± 0.000; "
         "t5 1.000 (0.010) (no two seeds in common, so no claim)."
     )
 
@@ -179,6 +186,25 @@ def test_titles_say_what_was_measured(tmp_path, changes, expected):
     write_run(tmp_path / "rope-s0", config("rope", 0), rows)
     titles = [grid.title for grid in tables.grids(only(tmp_path))]
     assert titles[:2] == [f"Disjoint windows{expected}", f"Sliding windows, stride 32{expected}"]
+
+
+def test_what_was_asked_for_beside_the_default_has_tables_of_its_own(tmp_path, quick):
+    """The test split and windows within documents, of all runs, and no warning: they are other questions."""
+    ways = {}, {"documents": "within", "data_sha256": "cd" * 32}, {"split": "test", "data_sha256": "ef" * 32}
+    for seed in range(2):
+        measured = [row("rope", seed, f, n + f + 0.1 * seed, **way) for n, way in enumerate(ways) for f in (1, 2)]
+        write_run(tmp_path / f"rope-s{seed}", config("rope", seed), measured)
+    write_run(tmp_path / "t5-s0", config("t5", 0), [row("t5", 0, f, 7.0) for f in (1, 2)])  # the default alone
+    written = report.write_report([tmp_path])
+    titles = ["Disjoint windows", "Disjoint windows, within documents", "Disjoint windows, test split"]
+    assert [tables.grids(one)[0].title for one in written.results.comparisons] == titles
+    for n, one in enumerate(written.results.comparisons):
+        assert one.lines[0].mean("disjoint", 2).mean == pytest.approx(n + 2.05)
+        assert [found.label for found in one.lines] == (["rope", "t5"] if n == 0 else ["rope"])
+    assert not any("NOT ONE" in text or "left out" in text for text in written.results.warnings)
+    assert (tmp_path / "extrapolation-3.png").is_file()
+    for words in ("eval.split=test", "eval.documents=within"):
+        assert sum(words in text for text in written.markdown.splitlines() if text.startswith("python eval.py")) == 1
 
 
 def test_the_evaluation_table_shows_what_was_just_measured():
