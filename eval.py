@@ -27,6 +27,7 @@ def main(values: dict, overrides: list[str]) -> int:
     rt = runtime.start(config.runtime)
     folders = run_folders(config)
     rows, failures, skipped = {}, [], 0  # rows: {folder: those that were asked for}
+    unread = []  # of each run what its scheme does not have
     with Progress("evaluating", 0, len(folders)) as progress:
         for done, folder in enumerate(folders, start=1):
             began = time.perf_counter()
@@ -38,6 +39,7 @@ def main(values: dict, overrides: list[str]) -> int:
             try:
                 found = measure(resolve(folder, log=progress.say), config, rt, log=progress.say)
                 rows[folder] = found.rows
+                unread.append(found.unread)
                 seconds = time.perf_counter() - began
                 progress.say(f"{folder}: {len(found.new)} of {len(found.rows)} rows measured now, {seconds:.1f} s")
                 if found.new:
@@ -48,6 +50,9 @@ def main(values: dict, overrides: list[str]) -> int:
             progress.update(done)
     if skipped == len(folders):
         failures.append(f"{config.asked.runs}: no run in it holds a checkpoint; run python train.py again to go on")
+    for key in unread[0] if unread else ():
+        if all(key in of_run for of_run in unread):
+            failures.append(f"{key}: got {unread[0][key]!r}, which no scheme here reads: losses are those without it")
     if rows:
         Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows))
     for failure in failures:

@@ -60,7 +60,9 @@ def main(values: dict, overrides: list[str]) -> int:
         # the text, the model, the optimizer; where the run was stopped, as they were then
         saved = checkpoint.latest(run.checkpoints, log=run.say) if decision == "resume" else None
         corpus = rt.first(lambda: corpus_of(config, saved, log=run.say))
-        with runtime.room_for(f"choose a smaller model than {config.model}"):
+        with runtime.room_for(
+            "choose smaller model.n_layer, n_embd or block_size, or a smaller table of the position scheme"
+        ):
             model = GPT(config.model, config.position, corpus.tokenizer.vocab_size, config.seed).to(rt.device)
         optimizer = build_optimizer(model, config.optim)
         step, rows, tokens, best = 0, 0, 0, None  # done so far; the checkpointed step with the lowest validation loss

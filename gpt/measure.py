@@ -77,6 +77,7 @@ class Measured:
     folder: Path  # where eval.jsonl is
     rows: list[dict]
     new: list[dict]
+    unread: dict[str, object]  # what was asked for that this scheme does not have: it changed nothing
 
 
 def run_folders(config: EvaluationConfig, log: Callable[[str], None] = print) -> list[Path]:
@@ -110,7 +111,7 @@ def measure(
     written.
     """
     model, run = restore(checkpoint, runtime.device)
-    read_as(model, config.position)
+    unread = read_as(model, config.position)
     corpus = corpus_of(run, checkpoint, log=log)
 
     folder = eval_folder(checkpoint)
@@ -166,16 +167,22 @@ def measure(
             known[identity(row)] = row
             new.append(row)
         rows.append(known[identity(row)])
-    return Measured(folder, rows, new)
+    return Measured(folder, rows, new, unread)
 
 
-def read_as(model: GPT, asked: AskedPosition) -> None:
-    """Applies what was asked for beyond the trained ids, where the scheme has such a choice."""
+def read_as(model: GPT, asked: AskedPosition) -> dict[str, object]:
+    """Applies what was asked for beyond the trained ids, where the scheme has such a choice; returns what it lacks."""
     position = model.position
-    if asked.overflow is not None and hasattr(position.config, "overflow"):
-        position.config = replace(position.config, overflow=asked.overflow)
-    if asked.ids is not None and position.config.randomized is not None:
-        position.config = replace(position.config, ids=asked.ids)
+    has = {
+        "overflow": hasattr(position.config, "overflow"),
+        "ids": position.config.randomized is not None,
+        "base": position.rescalable,
+    }
+    given = {key: getattr(asked, key) for key in has if getattr(asked, key) is not None}
+    chosen = {key: value for key, value in given.items() if has[key] and key != "base"}  # a base is the protocol's
+    if chosen:
+        position.config = replace(position.config, **chosen)
+    return {f"position.{key}": value for key, value in given.items() if not has[key]}
 
 
 def parameters(scaling: ScalingConfig, fixed: bool) -> str | None:

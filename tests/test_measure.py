@@ -385,6 +385,15 @@ def test_every_rescaling_in_one_command(capsys, monkeypatch):
     assert len(rows(RUNS / "rope")) == 8 * 2 * 3
 
 
+@pytest.mark.parametrize("run, key", [("learned", "base=500"), ("learned", "ids=random"), ("rope", "overflow=wrap")])
+def test_what_no_scheme_reads_is_said(capsys, run, key):
+    assert measure(f"checkpoint=runs/default/{run}", "factors=[1]", f"position.{key}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: position.{key.partition('=')[0]}: got ") and "no scheme here reads" in line
+    if key == "base=500":  # one of several does
+        assert measure("runs=runs/default", "factors=[1]", f"position.{key}") == 0
+
+
 def test_a_rescaled_row_is_that_of_a_model_built_so():
     """Of all kinds, with parameters of their own and another base: from the checkpoint's weights, by hand."""
     assert measure("checkpoint=runs/default/rope", "factors=[4]", "scaling=[yarn]", "rescaling.ramp=turns",
