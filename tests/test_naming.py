@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 
 import pytest
 
@@ -70,6 +71,46 @@ def test_runs_of_the_first_version_keep_their_folders(tmp_path, monkeypatch, ove
         (tmp_path / name).write_text("some text")
     words = overrides.split()
     assert train.final(cli.compose("train", words), words).name == expected
+
+
+@pytest.mark.parametrize(
+    "overrides, changes, words",
+    [
+        (
+            ["init_from=runs/pos/rope-s0-batch_size8-steps40", "position.base=500000", "train.steps=80"],
+            {"init_from": "runs/pos/rope-s0-batch_size8-steps40", "position__base": 5e5, "train__steps": 80},
+            "rope-s1-base500000-steps80-init_fromrope-s0-batch_s",
+        ),
+        (
+            ["data=text", "data.path=/home/me/my texts/emma.txt", "position.layers=PPPN", "optim.lr=1e-4"],
+            {"data__path": "/home/me/my texts/emma.txt", "position__layers": "PPPN", "optim__lr": 1e-4},
+            "rope-s1-layersPPPN-datatext-pathemma.txt-lr1e-4",
+        ),
+        (["data.path=a/b/"], {"data__path": "a/b/"}, "rope-s1-patha_b"),  # short: as it has always been
+        (["data.path=" + "long/" * 9], {"data__path": "long/" * 9}, "rope-s1-pathlong"),
+        (["data.path='" + "long/" * 9 + "*.txt'"], {"data__path": "long/" * 9 + "*.txt"}, "rope-s1-path_.txt"),
+        (
+            ["position.factors=[" + "1.25," * 30 + "1]", "model.dropout=0.1"],
+            {"position__factors": [1.25] * 30 + [1.0], "model__dropout": 0.1},
+            "rope-s1-dropout0.1-factors_1.25_1.25_1.25_1.25_1.25",
+        ),
+    ],
+)
+def test_a_long_name_says_first_what_differs_in_position(overrides, changes, words):
+    made = config(name="", init_from=None, **{key: value for key, value in changes.items() if key != "init_from"})
+    made["init_from"] = changes.get("init_from")
+    for order in (overrides, overrides[::-1]):
+        name = folder_name(made, order)
+        assert re.fullmatch(re.escape(words) + "-[0-9a-f]{8}", name) and len(name) <= 60, name
+
+
+def test_paths_that_end_alike_have_names_of_their_own():
+    folder = "/home/me/texts/of/many/centuries/"
+    paths = [folder + end for end in ("a/emma.txt", "b/emma.txt", "a/emma.txt/", "a//emma.txt", "../emma.txt")]
+    paths += ["emma.txt"]
+    names = {folder_name(config(name="", data__path=path), [f"data.path={path}"]) for path in paths}
+    assert len(names) == len(paths)
+    assert "rope-s1-pathemma.txt" in names and all(name.startswith("rope-s1-pathemma.txt") for name in names)
 
 
 def test_what_does_not_change_the_run_does_not_change_its_name():
