@@ -1,7 +1,9 @@
 """What a run is called, and where its folder is: a function of its configuration, never of the clock."""
 
+import difflib
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -76,6 +78,19 @@ def check_name(key: str, name: object) -> str:
 def run_folder(config: dict, root: Path = Path("runs")) -> Path:
     """<root>/<sweep>/<name>; raises ConfigError."""
     return Path(root) / check_name("sweep", config.get("sweep")) / check_name("name", config.get("name"))
+
+
+def check_start(path: str, root: Path = Path("runs")) -> None:
+    """Raises ConfigError where init_from is no folder; it says what is there, or which runs of `root` are called so."""
+    if os.path.isdir(path):  # False, where Path.is_dir raises, for a name that is too long
+        return
+    allowed = "the folder of a run or of a checkpoint"
+    if os.path.exists(path):
+        raise ConfigError("init_from", path, f"{allowed}; this is a file")
+    runs, wanted = sorted(str(place.parent) for place in root.glob("*/*/config.yaml")), os.path.normpath(path)
+    near = [run for run in runs if run.startswith(wanted)] or difflib.get_close_matches(wanted, runs, cutoff=0.4)
+    known = f"near it: {', '.join(near[:3])}" if near else f"and no run in {root}/ is called so"
+    raise ConfigError("init_from", path, f"{allowed}; it is not there, {known}")
 
 
 def shorten(key: str, leaves: dict) -> str:

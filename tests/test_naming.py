@@ -3,13 +3,14 @@
 import itertools
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 import train
 from gpt import cli
 from gpt.errors import ConfigError
-from gpt.naming import folder_name
+from gpt.naming import check_start, folder_name
 from gpt.run import Run
 from tests.folders import config
 
@@ -170,3 +171,26 @@ def test_a_name_given_wins_and_is_checked(tmp_path):
         with pytest.raises(ConfigError, match="^sweep: got"):
             Run(config(sweep=bad), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_is_not_there_names_the_runs_near_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="it is not there, and no run in runs/ is called so$"):
+        check_start("runs/pos/rope-s0")
+    long = "runs/pos/rope-s0-block_size256-batch_size8-warmup10-steps40"
+    for name in ("runs/pos/alibi-s0", long, "runs/pos/rope-s10-steps40", "runs/other/nope-s3"):
+        Path(name).mkdir(parents=True)
+        Path(name, "config.yaml").touch()
+    for given in ("runs/pos/rope-s0", "./runs/pos/rope-s0/"):
+        with pytest.raises(ConfigError) as error:
+            check_start(given)
+        assert str(error.value).endswith(f"a run or of a checkpoint; it is not there, near it: {long}")
+    with pytest.raises(ConfigError, match="not there, near it: runs/pos/alibi-s0, "):
+        check_start("runs/pos/alibi-s1")
+    with pytest.raises(ConfigError, match="not there, and no run in runs/ is called so$"):
+        check_start("x")
+    with pytest.raises(ConfigError, match="this is a file$"):
+        check_start("runs/other/nope-s3/config.yaml")
+    with pytest.raises(ConfigError, match="not there"):
+        check_start("x" * 300 + "\0")
+    check_start("runs/pos")
