@@ -98,6 +98,18 @@ def test_scripts_are_guarded(script, monkeypatch, capsys):
     assert exit.value.code == 130 and capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").glob("*.py")))
+def test_scripts_say_what_they_take(script, flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, flag])
+    try:
+        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
+    out, err = capsys.readouterr()
+    assert f"python scripts/{script}" in out and not err
+
+
 def test_a_terminal_of_ascii_gets_question_marks(tmp_path):
     ablation(tmp_path, seeds=1)
     ascii = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
