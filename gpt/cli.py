@@ -29,6 +29,7 @@ def run(config_name: str, job: Job, final: Callable[[dict, list[str]], object] |
 
     `final` turns values and overrides into the checked configuration; where it is given, -m starts a sweep.
     """
+    sweep.end_with_parent()
     sweep.register(final or refuse_sweep)
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpt import sweep
-from gpt.run import Run
+from gpt.run import Run, alive
 from gpt.sweep import Job
 from tests.folders import config, quiet
+from tests.runs import SMALL, TEXT, write_corpus
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -272,6 +273,48 @@ def test_a_signal_reaches_the_jobs_and_starts_no_more(app, number, code, jobs):
     if number == signal.SIGINT:
         again = call(app, "-m", "seed=0", "act=wait", "sweep=s")  # goes on, and this time does not wait
         assert again.returncode == 0 and statuses(app, "s")["rope-s0-actwait"]["status"] == "done"
+
+
+def test_no_job_outlives_a_sweep_that_is_killed(tmp_path):
+    """It saves its step, and the same command goes on from there."""
+    write_corpus(tmp_path / "corpus.txt")
+    steps = ["train.steps=1000000", "train.checkpoint_every=1000000", "train.eval_every=1000000"]
+    command = [sys.executable, REPO / "train.py", "-m", *TEXT, *SMALL, *steps, "sweep=s", "name=job"]
+    parent = subprocess.Popen(command, cwd=tmp_path, env=environment(OMP_NUM_THREADS="1"), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (found := statuses(tmp_path, "s")) or found["job"]["step"] < 1:
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    while statuses(tmp_path, "s")["job"]["status"] == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ended = statuses(tmp_path, "s")["job"]
+    assert ended["status"] == "interrupted" and ended["step"] < 1000000
+    assert list(tmp_path.glob("runs/s/job/checkpoints/step-*"))
+    while alive(ended["pid"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_run_that_another_process_ended_meanwhile_is_done_already(tmp_path, capsys, at_once):
+    """Its seconds are those of its training, as in every table."""
+    jobs = [made_job(tmp_path / name, "import time; time.sleep(0.2)") for name in "ab"]
+    for job in jobs:
+        job.folder.mkdir()
+        (job.folder / "status.json").write_text('{"status": "done", "pid": 0, "step": 7, "seconds": 1234.5}')
+    assert sweep.run_jobs(jobs, at_once) == 0
+    assert [(job.result, job.step, job.seconds) for job in jobs] == [("done already", 7, 1234.5)] * 2
+    text = capsys.readouterr().out
+    assert "b: done already, 20.6 min" in text and "1234" in text[text.index("seconds") :]
+
+
+def test_a_run_that_another_process_still_works_on_is_not_done(tmp_path):
+    with Run(config(), tmp_path, quiet) as run:
+        job = made_job(run.folder, "")
+        assert sweep.run_jobs([job], 1) == 1 and job.result == "running elsewhere"
 
 
 def made_job(folder: Path, code: str) -> Job:
