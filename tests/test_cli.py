@@ -2,14 +2,16 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpt import cli, terminal
+from gpt import cli, sweep, terminal
 from gpt.cli import compose, explain
 from gpt.errors import DataError
 from gpt.generate import beginning
@@ -56,6 +58,16 @@ def answer(capsys, monkeypatch, *words: str, script: str = "train") -> str:
 )
 def test_wrong_words_are_one_line_that_names_them(capsys, monkeypatch, words, expected):
     assert answer(capsys, monkeypatch, *words).startswith(expected)
+
+
+def test_an_entry_point_ends_with_its_sweep(capsys, monkeypatch):
+    """A sweep marks its jobs; one that it began before it died would be told so at once."""
+    told, marked = [], threading.Event()
+    monkeypatch.setenv(sweep.PARENT, "1")
+    monkeypatch.setattr("os.getppid", lambda: 2)
+    monkeypatch.setattr("os.kill", lambda *what: (told.append(what), marked.set()))
+    answer(capsys, monkeypatch, "position=")
+    assert marked.wait(10) and told == [(os.getpid(), signal.SIGTERM)] and sweep.PARENT not in os.environ
 
 
 @pytest.mark.parametrize("value", ["ünï", "~x", "x'y", "a=b", "it's ~ {b"])

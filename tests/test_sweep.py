@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpt import sweep
-from gpt.run import Run, alive
+from gpt.run import Run
 from gpt.sweep import Job
 from tests.folders import config, quiet
-from tests.runs import SMALL, TEXT, write_corpus
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -61,6 +60,10 @@ def job(raw, overrides):
             run.log(2, loss=0.5)
             run.done(2)
     return run.exit_code
+
+if "act=wait" in sys.argv:
+    from gpt.sweep import end_with_parent
+    end_with_parent()
 
 if os.environ.get("QUICK") and "hydra.mode=RUN" in sys.argv:  # composed by hand, which is faster
     import yaml
@@ -275,27 +278,21 @@ def test_a_signal_reaches_the_jobs_and_starts_no_more(app, number, code, jobs):
         assert again.returncode == 0 and statuses(app, "s")["rope-s0-actwait"]["status"] == "done"
 
 
-def test_no_job_outlives_a_sweep_that_is_killed(tmp_path):
+def test_no_job_outlives_a_sweep_that_is_killed(app):
     """It saves its step, and the same command goes on from there."""
-    write_corpus(tmp_path / "corpus.txt")
-    steps = ["train.steps=1000000", "train.checkpoint_every=1000000", "train.eval_every=1000000"]
-    command = [sys.executable, REPO / "train.py", "-m", *TEXT, *SMALL, *steps, "sweep=s", "name=job"]
-    parent = subprocess.Popen(command, cwd=tmp_path, env=environment(OMP_NUM_THREADS="1"), stdout=subprocess.DEVNULL)
+    command = [sys.executable, "app.py", "-m", "seed=0", "act=wait", "sweep=s"]
+    parent = subprocess.Popen(command, cwd=app, env=environment(QUICK="1"), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (found := statuses(tmp_path, "s")) or found["job"]["step"] < 1:
+    while not list(app.glob("runs/s/*/checkpoints/step-000001")):
         assert parent.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
     parent.kill()
     parent.wait()
-    while statuses(tmp_path, "s")["job"]["status"] == "running":
+    while statuses(app, "s")["rope-s0-actwait"]["status"] != "interrupted":
         assert time.monotonic() < deadline
-        time.sleep(0.05)
-    ended = statuses(tmp_path, "s")["job"]
-    assert ended["status"] == "interrupted" and ended["step"] < 1000000
-    assert list(tmp_path.glob("runs/s/job/checkpoints/step-*"))
-    while alive(ended["pid"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
+    again = call(app, "-m", "seed=0", "act=wait", "sweep=s", QUICK="1")
+    assert again.returncode == 0 and "rope-s0-actwait: done, val loss" in again.stdout
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
