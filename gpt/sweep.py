@@ -313,9 +313,10 @@ def print_jobs(jobs: list[Job]) -> None:
     from rich.table import Table
 
     table = Table()
-    for name, justify in (("run", "left"), ("status", "left"), ("step", "right"), ("val loss", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("run", overflow="fold")  # in a narrow terminal, names and errors take more lines
+    table.add_column("status", no_wrap=True)
+    for name in ("step", "val loss", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("error", overflow="fold")
     for job in jobs:
         job.look()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from gpt import sweep
 from gpt.run import Run
 from gpt.sweep import Job
 from tests.folders import config, quiet
+from tests.test_progress import Terminal
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -383,6 +385,29 @@ def test_what_a_run_says_of_its_end_counts(tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "interrupted"
     job.seconds = None
     sweep.print_jobs([job])  # a status that a person damaged breaks no table
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_is_whole_in_a_narrow_terminal(tmp_path, monkeypatch, columns):
+    name = "rope-s0-base500000-block_size256-batch_size8-steps80-1234abcd"
+    jobs = []
+    for result, error in (("done already", ""), ("running elsewhere", "process 123 on a-machine is at work in it")):
+        job = Job(tmp_path / result / name, [], result, error)
+        job.folder.mkdir(parents=True)
+        (job.folder / "status.json").write_text('{"step": 20000, "seconds": 12345.6}')
+        (job.folder / "metrics.jsonl").write_text('{"step": 20000, "val_loss": 4.35801}\n')
+        jobs.append(job)
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    sweep.print_jobs(jobs)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert max(map(len, text.splitlines())) <= columns and "…" not in text
+    for word in ("status", "step", "val loss", "seconds", "done already", "running elsewhere"):
+        assert word in text
+    assert all(text.count(word) == 2 for word in ("20000", "4.3580", "12346"))
+    cells = ["".join(row.split("│")[n].strip() for row in text.splitlines() if row.count("│") == 7) for n in (1, 6)]
+    assert cells[0] == 2 * name and cells[1].replace(" ", "") == jobs[1].error.replace(" ", "")
 
 
 def test_a_reader_that_goes_away_stops_no_sweep(app):
