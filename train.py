@@ -6,7 +6,6 @@ torchrun --nproc-per-node=2 train.py position=rope
 """
 
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ def final(values: dict, overrides: list[str]):
     """Composed values -> the checked configuration, with the run's name. The same for one run and for a sweep's."""
     from gpt.config import load
     from gpt.errors import ConfigError
-    from gpt.naming import folder_name
+    from gpt.naming import check_start, folder_name
     from gpt.prepare import check_source
     from gpt.schema import plain
 
@@ -26,8 +25,8 @@ def final(values: dict, overrides: list[str]):
             raise ConfigError("position.name", override.split("=")[1], "position=<scheme>, which brings its own keys")
     config = load(values)
     check_source(config.data, config.tokenizer)
-    if config.init_from is not None and not os.path.isdir(config.init_from):
-        raise ConfigError("init_from", config.init_from, "the folder of a run or of a checkpoint")
+    if config.init_from is not None:
+        check_start(config.init_from)
     return replace(config, name=folder_name(plain(config), overrides))
 
 

@@ -1,6 +1,9 @@
 """The door between Hydra's command line and the entry points. Errors of the user come out as one line, exit code 2."""
 
+import argparse
+import contextlib
 import difflib
+import io
 import os
 import re
 import shlex
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
@@ -29,6 +33,7 @@ def run(config_name: str, job: Job, final: Callable[[dict, list[str]], object] |
 
     `final` turns values and overrides into the checked configuration; where it is given, -m starts a sweep.
     """
+    sweep.end_with_parent()
     sweep.register(final or refuse_sweep)
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
@@ -38,8 +43,12 @@ def run(config_name: str, job: Job, final: Callable[[dict, list[str]], object] |
         report_errors(lambda: sys.exit(job(OmegaConf.to_container(cfg, resolve=True), overrides)), config_name)
 
     def checked() -> None:
-        check_words(sys.argv[1:])
-        app()
+        if not check_words(sys.argv[1:]).help:
+            return app()
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+            app()
+        return print(with_comments(shown.getvalue(), config_name), end="")
 
     report_errors(checked, config_name)
 
@@ -75,8 +84,8 @@ def report_errors(main: Callable[[], object], config_name: str | None = None) ->
     guard(explained)
 
 
-def check_words(words: list[str]) -> None:
-    """Raises UserError for a command line that Hydra would answer with its usage or its own configuration's errors."""
+def check_words(words: list[str]) -> argparse.Namespace:
+    """What Hydra reads there. UserError where it would answer with its usage or errors of its own configuration."""
     script = Path(sys.argv[0]).name
     parser = get_args_parser()
 
@@ -96,6 +105,44 @@ def check_words(words: list[str]) -> None:
     for word in given.overrides:
         if word.startswith("="):
             raise UserError(f"{word}: has no key; write key=value; python {script} --help lists all keys")
+    return given
+
+
+def with_comments(text: str, config_name: str) -> str:
+    """Hydra's help, with what the YAML files say of each key behind its default."""
+    head, mark, body = text.partition("Keys and their defaults")
+    line, _, body = body.partition("\n")
+    values = yaml.safe_load(body) or {}
+    said = comments(CONFIGS / f"{config_name}.yaml")
+    for entry in yaml.safe_load((CONFIGS / f"{config_name}.yaml").read_text(encoding="utf-8"))["defaults"]:
+        for group, option in entry.items() if isinstance(entry, dict) else ():
+            option = (values.get(group) or {}).get("name", option)  # of model and optim: that of the defaults
+            said |= comments(CONFIGS / group / f"{option}.yaml", f"{group}.")
+    lines, above = [], []
+    for row in body.splitlines():
+        if found := re.match(r"( *)(\w+):", row):
+            above = [*above[: len(found[1]) // 2], found[2]]
+            if comment := said.get(".".join(above)):
+                row = f"{row:<26}  # {comment}"
+        lines.append(row)
+    return f"{head}{mark}{line}\n" + "\n".join(lines) + "\n"
+
+
+def comments(path: Path, prefix: str = "") -> dict[str, str]:
+    """{dotted key: the comment on its line} of a YAML file and of those that it builds on."""
+    found, above = {}, []
+    if not path.is_file():
+        return found
+    text = path.read_text(encoding="utf-8")
+    for parent in yaml.safe_load(text).get("defaults", []):
+        if isinstance(parent, str) and parent != "_self_":
+            found |= comments(path.parent / f"{parent}.yaml", prefix)
+    for row in text.splitlines():
+        if key := re.match(r"( *)(\w+):", row):
+            above = [*above[: len(key[1]) // 2], key[2]]
+            if comment := re.search(r"\s# *(.+)$", row):
+                found[prefix + ".".join(above)] = comment[1]
+    return found
 
 
 def explain(error: Exception, config_name: str | None = None) -> str:

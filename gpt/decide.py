@@ -23,6 +23,7 @@ FREE = (
     "train.eval_tokens",
 )
 TUNABLE = ("optim", "train.steps", "train.batch_size", "train.accumulate")
+SHOWN = 3  # changed keys in an error
 
 
 def decide(folder: Path, config: dict) -> tuple[str, dict]:
@@ -89,4 +90,8 @@ def within(key: str, sections: Iterable[str]) -> bool:
 
 
 def arrows(changed: dict) -> str:
-    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
+    """The changes in one line: the scheme first, its keys, which differ because it does, last; a few and a count."""
+    other_scheme = "position.name" in changed
+    order = sorted(changed, key=lambda key: (key != "position.name", other_scheme and within(key, ["position"])))
+    shown = [f"{key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in order[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(order) - SHOWN} more" if len(order) > SHOWN else "")

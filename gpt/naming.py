@@ -1,7 +1,9 @@
 """What a run is called, and where its folder is: a function of its configuration, never of the clock."""
 
+import difflib
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from gpt.schema import flatten
 
 UNNAMED = (*ADDRESS, *FREE, "seed", "experiment")  # these make no other name
 NAME_LENGTH = 60
+LONG = 24  # characters of a key and its value; longer ones come last
 INNER = ("checkpoints", "wandb")  # folders inside a run: who looks for runs does not look there
 
 
@@ -20,7 +23,8 @@ def folder_name(config: dict, overrides: list[str]) -> str:
     Args:
         config: the composed configuration, plain. Values come from here, so 1e-4 and 0.0001 give one name.
         overrides: of the command line, such as optim.lr=1e-4, in any order.
-    A hash is added wherever shortening loses something, so no two configurations share a name by accident.
+    A hash is added wherever shortening loses something, so no two configurations share a name by accident. Where it is
+    too long, the scheme's own keys come first, of a path only the last part is left, and what is long comes last.
     Raises ConfigError on a name that cannot be a folder's.
     """
     if config.get("name"):
@@ -34,22 +38,32 @@ def folder_name(config: dict, overrides: list[str]) -> str:
     leaves = {key: value for key, value in flatten(config).items() if not within(key, UNNAMED)}
     given = {key: leaves.get(key, text) for key, text in sorted(given.items())}
     short = {key: shorten(key, leaves) for key in (*leaves, *given)}
-    items, lost = [], False
+    items, lost = {}, False
     for key, value in given.items():
         text = value if isinstance(value, str) else number_text(value)
-        item = re.sub(r"[^A-Za-z0-9._-]+", "_", short[key] + text)
+        items[key] = item = plain_text(short[key] + text)
         lost |= item != short[key] + text
         # Whatever could be read as another key, as a further key, or as a value of another type:
         lost |= any(item.startswith(other) for other in short.values() if other != short[key])
         lost |= any(part.startswith(other) for part in item.split("-")[1:] for other in short.values())
         lost |= isinstance(value, str) and bool(re.fullmatch(r"true|false|null|-?[\d.]+(e-?\d+)?", text))
-        items.append(item)
     head = f"{config['position']['name']}-s{config['seed']}"
-    name = "-".join([head, *items])
+    name = "-".join([head, *items.values()])
     if lost or len(name) > NAME_LENGTH:
+        room = NAME_LENGTH - 9
+        if len(name) > room:  # what is cut off should not be what differs
+            for key, value in given.items():
+                if isinstance(value, str) and "/" in value:
+                    items[key] = plain_text(short[key] + value.rstrip("/").rsplit("/", 1)[-1])
+            order = sorted(items, key=lambda key: (len(items[key]) > LONG, not within(key, ["position"]), key))
+            name = "-".join([head, *(items[key] for key in order)])
         text = json.dumps(given, sort_keys=True)
-        name = f"{name[: NAME_LENGTH - 9].rstrip('-._')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        name = f"{name[:room].rstrip('-._')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return check_name("name", name)
+
+
+def plain_text(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
 
 
 def check_name(key: str, name: object) -> str:
@@ -64,6 +78,19 @@ def check_name(key: str, name: object) -> str:
 def run_folder(config: dict, root: Path = Path("runs")) -> Path:
     """<root>/<sweep>/<name>; raises ConfigError."""
     return Path(root) / check_name("sweep", config.get("sweep")) / check_name("name", config.get("name"))
+
+
+def check_start(path: str, root: Path = Path("runs")) -> None:
+    """Raises ConfigError where init_from is no folder; it says what is there, or which runs of `root` are called so."""
+    if os.path.isdir(path):  # False, where Path.is_dir raises, for a name that is too long
+        return
+    allowed = "the folder of a run or of a checkpoint"
+    if os.path.exists(path):
+        raise ConfigError("init_from", path, f"{allowed}; this is a file")
+    runs, wanted = sorted(str(place.parent) for place in root.glob("*/*/config.yaml")), os.path.normpath(path)
+    near = [run for run in runs if run.startswith(wanted)] or difflib.get_close_matches(wanted, runs, cutoff=0.4)
+    known = f"near it: {', '.join(near[:3])}" if near else f"and no run in {root}/ is called so"
+    raise ConfigError("init_from", path, f"{allowed}; it is not there, {known}")
 
 
 def shorten(key: str, leaves: dict) -> str:

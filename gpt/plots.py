@@ -45,7 +45,21 @@ STYLES = {
     "concat_sinusoidal": ("#CC6677", "X"),
 }
 MARKERS = "osD^v<>PXphd*8"
-OVERFLOW = {"clamp": (5, 2), "wrap": (5, 1.5, 1, 1.5), "interpolate": (2.5, 1.5)}  # dashes: not what the model learnt
+# How a trained model is read otherwise -> (marker, dashes), whatever the scheme.
+READ = {
+    "clamp": ("<", (5, 2)),
+    "wrap": (">", (5, 1.5, 1, 1.5)),
+    "interpolate": ("d", (2.5, 1.5)),
+    "linear": ("s", (8, 2)),
+    "ntk": ("^", (2.5, 1.2)),
+    "dynamic": ("v", (5, 1.5, 1, 1.5)),
+    "by_parts": ("D", (8, 1.5, 2.5, 1.5)),
+    "yarn": ("p", (4.5, 1.5)),
+    "llama3": ("P", (5, 1.2, 1, 1.2, 1, 1.2)),
+    "longrope": (">", (3, 1, 3, 3.5)),
+    "position.base": ("X", (8, 1.5, 1, 1.5)),
+    "position.ids": ("8", (3, 2.5)),
+}
 DOTS = (0, (1, 1.6))
 GREY = "#555555"
 SOBER = {
@@ -62,6 +76,7 @@ SOBER = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 9.5,
+    "legend.handlelength": 4.2,  # long enough to tell dashes apart
 }
 
 
@@ -91,7 +106,8 @@ def scheme_style(scheme: str) -> tuple[str, str]:
 def styles(lines: list[Line] | tuple[Line, ...]) -> dict[str, Style]:
     """label -> Style. A scheme's variants keep its colour, darker or lighter, with a marker of their own.
 
-    An overflow policy or a rescaling is the same model read otherwise: same colour and marker, hollow and dashed.
+    A rescaling or a policy past a table's end is the same model read otherwise: hollow and dashed, with the marker and
+    the dashes of its kind, in the scheme's colour or a shade of it. No two labels look the same.
     """
     found, families = {}, {}
     for base in sorted({(line.scheme, line.base) for line in lines}):
@@ -101,18 +117,24 @@ def styles(lines: list[Line] | tuple[Line, ...]) -> dict[str, Style]:
         rest = [m for m in MARKERS if m != marker]
         bases.sort(key=lambda base: (base != name, base))  # the bare scheme keeps the bare style
         for i, base in enumerate(bases):
-            shade = colour if i == 0 else mix(colour, "#000000" if i % 2 else "#FFFFFF", 0.42 / (1 + i // 4))
-            found[base] = Style(shade, marker if i == 0 else rest[(i - 1) % len(rest)])
-    for line in lines:
-        if line.variant:
-            base = found[line.base]
-            dashes = OVERFLOW.get(line.way.get("position.overflow")) or (4, 1.5, 1.5, 1.5)
-            found[line.label] = Style(base.color, base.marker, (0, dashes), hollow=True)
+            found[base] = Style(shade(colour, i), marker if i == 0 else rest[(i - 1) % len(rest)])
+    for line in sorted((line for line in lines if line.variant), key=lambda line: line.label):
+        colour = found[line.base].color
+        kinds = [word for key, value in line.way.items() for word in (value.strip("[]"), key) if word in READ]
+        marker, dashes = READ[kinds[0]] if kinds else ("o", (4, 1.5, 1.5, 1.5))
+        first = list(READ).index(kinds[0]) % 3 if kinds else 0
+        looks = [Style(shade(colour, n), marker, (0, dashes), hollow=True) for n in range(first, first + 50)]
+        found[line.label] = next((look for look in looks if look not in found.values()), looks[0])
     return found
 
 
 def family(scheme: str, base: str) -> str:
     return "hybrid" if scheme == "rope" and "layers=" in base else scheme
+
+
+def shade(colour: str, number: int) -> str:
+    """0: the colour itself; then darker and lighter ones in turn."""
+    return mix(colour, "#000000" if number % 2 else "#FFFFFF", 0.42 / (1 + number // 4)) if number else colour
 
 
 def mix(colour: str, other: str, share: float) -> str:

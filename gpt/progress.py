@@ -6,6 +6,7 @@ import sys
 import time
 
 PLAIN_SECONDS = 10  # at most one plain line in this time, evaluations aside
+SPEED_COLUMNS = 100  # narrower terminals have no room for tokens/s
 
 
 class Progress:
@@ -24,19 +25,22 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.shown and sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, RenderableColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
+            from rich.table import Column
+            from rich.text import Text
 
+            # rich narrows the columns that may wrap, the widest first: the name and the bar, never the numbers
             self.bar = Bar(
-                TextColumn("[bold]{task.description}"),
+                RenderableColumn(Text(self.name, style="bold", no_wrap=True, overflow="ellipsis")),
                 BarColumn(bar_width=None),
-                MofNCompleteColumn(),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[values]}"),
-                TimeRemainingColumn(compact=True),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
                 TextColumn("left"),
             )
             self.bar.start()
-            self.task = self.bar.add_task(self.name, total=self.steps, completed=self.first, values="")
+            self.task = self.bar.add_task("", total=self.steps, completed=self.first, values="")
         return self
 
     def __exit__(self, *_) -> None:
@@ -47,7 +51,8 @@ class Progress:
         """Move to `step`; values that are not given keep what they were."""
         self.values |= {key: value for key, value in values.items() if value is not None}
         if self.bar:
-            self.bar.update(self.task, completed=step, values=self.text())
+            values = self.text(speed=self.bar.console.width >= SPEED_COLUMNS)
+            self.bar.update(self.task, completed=step, values=values)
             return
         now = time.monotonic()
         if self.values and ("val_loss" in values or step == self.steps or now - self.said > PLAIN_SECONDS):
@@ -56,8 +61,9 @@ class Progress:
             after = f"  left {duration(left)}" if step > self.first else ""
             self.say(f"{self.name}  step {step:>{len(str(self.steps))}}/{self.steps}  {self.text()}{after}")
 
-    def text(self) -> str:
-        parts = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tok/s"}
+    def text(self, speed: bool = True) -> str:
+        parts = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}"}
+        parts |= {"tokens_per_second": "{:,.0f} tok/s"} if speed else {}
         return "  ".join(form.format(self.values[key]) for key, form in parts.items() if key in self.values)
 
     def say(self, line: str) -> None:

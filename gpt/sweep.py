@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from gpt.run import EXIT_CODES, already_done, holder, mark_killed
 from gpt.schema import plain
 
 PLUGINS = "hydra_plugins.nanope"  # Hydra takes plugins only under a name that starts so; there is no such package
+PARENT = "NANOPE_SWEEP"  # in a job's environment: the process of its sweep
 POLL_SECONDS = 0.05
 LAST_SECONDS = 60  # what a job gets to save its step when the sweep itself comes to grief
 
@@ -56,6 +58,19 @@ def register(validate: Callable[[dict, list[str]], object], root: Path = Path("r
     sweeper = {"_target_": f"{PLUGINS}.ProcessSweeper", "params": None}
     for group, node in (("hydra/launcher", launcher), ("hydra/sweeper", sweeper)):
         ConfigStore.instance().store(group=group, name="processes", node=node, provider="nanope")
+
+
+def end_with_parent() -> None:
+    """In a job of a sweep: it gets SIGTERM, so that it saves its step and ends, when the sweep is gone, however."""
+    parent = os.environ.pop(PARENT, None)
+
+    def watch() -> None:
+        while str(os.getppid()) == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 class ProcessSweeper(Sweeper):
@@ -149,7 +164,6 @@ class Job:
     step: int | None = None
     val_loss: float | None = None
     seconds: float | None = None
-    started: float = 0.0
     said: int = 0  # where in output.log this process begins
     process: subprocess.Popen | None = None
 
@@ -163,7 +177,7 @@ class Job:
         try:
             self.process = subprocess.Popen(
                 self.command,
-                env={**os.environ, **environment},
+                env={**os.environ, PARENT: str(os.getpid()), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if quiet else None,
@@ -172,7 +186,7 @@ class Job:
         finally:
             if output:
                 output.close()
-        self.result, self.started = "running", time.monotonic()
+        self.result = "running"
 
     def end(self, stopped: bool) -> None:
         """Reads how the ended process went; one that could not say so itself gets its status written."""
@@ -185,18 +199,19 @@ class Job:
             why = f"killed by {signal.Signals(-code).name}" + (", out of memory?" if code == -signal.SIGKILL else "")
         if code < 0 and stopped and not status:
             self.result, self.error = "interrupted", ""
-        elif code and not status and (other := holder(self.folder)):
+        elif not status and (other := holder(self.folder)):
             self.result, self.error = "running elsewhere", other
         elif (code < 0 and not status) or status.get("status") == "running":
             mark_killed(self.folder, why)
             self.result, self.error = "failed", why
         elif code and not status:
             self.result, self.error = "failed", self.last_words() or why
+        elif not status and read_json(self.folder / "status.json").get("status") == "done":
+            self.result, self.error = "done already", ""  # by another process, while this one began
         else:
             self.result, self.error = str(status.get("status", "done")), str(status.get("error") or "")
             if self.result == "done" and code:
                 self.result, self.error = "failed", why
-        self.seconds = time.monotonic() - self.started
 
     def last_words(self) -> str:
         """The error in its output, else its last line; another sweep's job may write there too."""
@@ -209,11 +224,10 @@ class Job:
         return (errors or lines or [""])[-1]
 
     def look(self) -> None:
-        """Takes step and validation loss from the run's folder."""
+        """Takes step, seconds (of all its processes) and validation loss from the run's folder."""
         status = read_json(self.folder / "status.json")
         self.step = status.get("step")
-        if self.seconds is None and isinstance(status.get("seconds"), float):
-            self.seconds = status["seconds"]
+        self.seconds = status["seconds"] if isinstance(status.get("seconds"), float) else None
         with contextlib.suppress(OSError):
             lines, _ = read_json_lines(self.folder / "metrics.jsonl")
             losses = [line["val_loss"] for line in lines if isinstance(line.get("val_loss"), float)]
@@ -248,7 +262,8 @@ def run_jobs(jobs: list[Job], at_once: int) -> int:
                     job.look()
                     loss = "" if job.val_loss is None else f", val loss {job.val_loss:.4f}"
                     error = f": {job.error}" if job.error else ""
-                    say(f"{number[id(job)]}: {job.result}{loss}, {job.seconds / 60:.1f} min{error}")
+                    minutes = "" if job.seconds is None else f", {job.seconds / 60:.1f} min"
+                    say(f"{number[id(job)]}: {job.result}{loss}{minutes}{error}")
                     slots[slot] = None
                 if slots[slot] is None and waiting and not stop and not signals:
                     slots[slot] = job = waiting.pop(0)
@@ -298,9 +313,10 @@ def print_jobs(jobs: list[Job]) -> None:
     from rich.table import Table
 
     table = Table()
-    for name, justify in (("run", "left"), ("status", "left"), ("step", "right"), ("val loss", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("run", overflow="fold")  # in a narrow terminal, names and errors take more lines
+    table.add_column("status", no_wrap=True)
+    for name in ("step", "val loss", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("error", overflow="fold")
     for job in jobs:
         job.look()

@@ -1,5 +1,6 @@
 """How fast a corpus is prepared and read, and in how much memory: the figures of docs/performance.md.
 
+python scripts/bench_data.py
 python scripts/bench_data.py books=<folder of texts> gigabytes=1
 
 Texts are made up where no `books` are given. CPU time, of all processes, is what to compare on a busy machine.
@@ -79,6 +80,9 @@ def waiting(corpus, rounds: int = 5, steps: int = 60) -> None:
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__.strip())
+        return
     given = dict(word.split("=", 1) for word in sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

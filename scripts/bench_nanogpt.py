@@ -48,6 +48,9 @@ def ours(folder: Path, position: str) -> float:
 
 
 def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__.strip())
+        return 0
     options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     folders = [Path(argument) for argument in arguments if "=" not in argument]
     if len(folders) != 1 or options.keys() - {"rounds", "position"}:

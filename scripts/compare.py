@@ -1,6 +1,7 @@
 """Compares the runs of a folder: prints tables, writes report.md, results.csv and two pictures into it.
 
-python scripts/compare.py runs/pos
+python eval.py runs=runs/pos           first: what is not measured has no row
+python scripts/compare.py runs/pos     of several folders, the first gets the files
 """
 
 import sys
@@ -12,6 +13,9 @@ from gpt.terminal import guard  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__.strip())
+        return 0
     from gpt.errors import UserError
     from gpt.report import write_report
     from gpt.tables import print_tables

@@ -1,19 +1,27 @@
 """What a user sees when a command line is wrong, interrupted or cut off: one line at most, never a traceback."""
 
 import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
+import threading
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from gpt import cli, terminal
+from gpt import cli, sweep, terminal
 from gpt.cli import compose, explain
 from gpt.errors import DataError
 from gpt.generate import beginning
+from gpt.position import SCHEMES
+from gpt.position.scaling import ScalingConfig
 from gpt.restore import named
+from gpt.schema import SECTIONS, AskedConfig, AskedEval, AskedPosition, RuntimeConfig
 from tests.measured_runs import ablation
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +66,74 @@ def test_wrong_words_are_one_line_that_names_them(capsys, monkeypatch, words, ex
     assert answer(capsys, monkeypatch, *words).startswith(expected)
 
 
+def test_an_entry_point_ends_with_its_sweep(capsys, monkeypatch):
+    """A sweep marks its jobs; one that it began before it died would be told so at once."""
+    told, marked = [], threading.Event()
+    monkeypatch.setenv(sweep.PARENT, "1")
+    monkeypatch.setattr("os.getppid", lambda: 2)
+    monkeypatch.setattr("os.kill", lambda *what: (told.append(what), marked.set()))
+    answer(capsys, monkeypatch, "position=")
+    assert marked.wait(10) and told == [(os.getpid(), signal.SIGTERM)] and sweep.PARENT not in os.environ
+
+
+def closed(cls: type, prefix: str = "") -> dict[str, list]:
+    """{dotted key: its values} of the fields that take one of a few."""
+    found, properties = {}, TypeAdapter(cls).json_schema()["properties"]
+    for field in fields(cls):
+        if is_dataclass(field.type):
+            found |= closed(field.type, f"{prefix}{field.name}.")
+        for one in properties[field.name].get("anyOf", [properties[field.name]]):
+            if values := one.get("enum") or one.get("items", {}).get("enum"):
+                found[prefix + field.name] = values
+    return found
+
+
+def all_said(said: dict[str, str], wanted: dict[str, list]) -> bool:
+    return bool(wanted) and all(
+        re.search(rf"(^|\W){re.escape(value)}(\W|$)", said.get(key, "")) for key in wanted for value in wanted[key]
+    )
+
+
+def help_of(script: str, monkeypatch, capsys, *words: str) -> dict[str, str]:
+    """{dotted key: the comment behind it} of what --help prints."""
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *words, "--help"])
+    cli.run(script, lambda *_: pytest.fail("the job started"))
+    out, err = capsys.readouterr()
+    assert not err and f"python {script}.py" in out
+    found, section = {}, ""
+    for row in out.partition("Keys and their defaults")[2].splitlines():
+        if key := re.match(r"(  )?(\w+):[^#]*(?:# (.*))?$", row):
+            section = section if key[1] else key[2]
+            found[f"{section}.{key[2]}" if key[1] else section] = key[3] or ""
+    return found
+
+
+def test_help_says_what_each_key_takes(monkeypatch, capsys):
+    """Beside its default, for every key with a closed set of values."""
+    wanted = {key: values for name, cls in SECTIONS.items() for key, values in closed(cls, f"{name}.").items()}
+    del wanted["tokenizer.name"]  # the options of the group
+    said = help_of("train", monkeypatch, capsys)
+    assert all_said(said, wanted | closed(SCHEMES["learned"].Config, "position."))
+    assert said["model.block_size"].startswith("the training length L") and said["data.packing"]
+    wanted = closed(AskedConfig) | closed(AskedPosition, "position.") | closed(AskedEval, "eval.")
+    wanted |= closed(RuntimeConfig, "runtime.") | {"rescaling.ramp": closed(ScalingConfig)["ramp"]}
+    assert all_said(help_of("eval", monkeypatch, capsys), wanted)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_scheme_says_what_its_keys_take(scheme):
+    everyones = cli.comments(cli.CONFIGS / "train.yaml")
+    own = cli.comments(cli.CONFIGS / "position" / f"{scheme}.yaml", "position.")
+    assert all_said(everyones | own, closed(SCHEMES[scheme].Config, "position."))
+
+
+def test_help_is_of_what_is_chosen(monkeypatch, capsys):
+    said = help_of("train", monkeypatch, capsys, "position=p_rope", "data=text", "model=gpt2")
+    assert said["position.keep"].startswith("1 is rope") and said["position.layout"].startswith("interleaved: ")
+    assert said["data.path"].startswith("needed: data.path=") and said["model.block_size"]
+    assert answer(capsys, monkeypatch, "position=banana", "--help").startswith("position: got 'banana', allowed: ")
+
+
 @pytest.mark.parametrize("value", ["ünï", "~x", "x'y", "a=b", "it's ~ {b"])
 def test_the_remedy_works(value):
     """The quoted word, as a shell reads it, is that very value."""
@@ -96,6 +172,18 @@ def test_scripts_are_guarded(script, monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
     assert exit.value.code == 130 and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").glob("*.py")))
+def test_scripts_say_what_they_take(script, flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, flag])
+    try:
+        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
+    out, err = capsys.readouterr()
+    assert f"python scripts/{script}" in out and not err
 
 
 def test_a_terminal_of_ascii_gets_question_marks(tmp_path):

@@ -256,13 +256,6 @@ def test_bench_nanogpt_takes_turns_too(tmp_path, capsys):
     assert lines[2] == "median: nanoGPT 100 tokens/s, rope here 150; ratio 1.50"
 
 
-@pytest.mark.parametrize("script", ["schemes.py", "bench_schemes.py"])
-def test_scripts_say_what_they_take(script, capsys):
-    runpy.run_path(str(SCRIPTS / script))["main"](["--help"])
-    text = capsys.readouterr().out
-    assert f"python scripts/{script}" in text and "position" in text
-
-
 def test_the_scripts_begin_with_their_sizes(monkeypatch):
     """What is given comes later, and so it counts."""
     heard = []

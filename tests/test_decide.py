@@ -104,7 +104,8 @@ def test_a_done_run_changes_only_by_more_steps(tmp_path):
     for changes in (TUNABLE, {"train__steps": 50}):
         with pytest.raises(RunError, match="is done after 100 steps") as error:
             Run(config(**changes), tmp_path, quiet).__enter__()
-        assert all(key.replace("__", ".") in str(error.value) for key in changes)
+        named = [key for key in changes if f"{key.replace('__', '.')}: " in str(error.value)]
+        assert len(named) == min(3, len(changes)) and (" and 1 more; " in str(error.value)) == (len(changes) == 4)
     with Run(config(train__steps=150, optim__lr=2e-3), tmp_path, quiet) as run:
         assert run.decision == "resume"
         run.resume_at(100)
@@ -126,6 +127,21 @@ def test_fewer_steps_than_reached_are_refused(tmp_path):
 def whole():
     """A configuration with every key of today."""
     return plain(load(compose("train", ["position=rope", "name=a"])))
+
+
+def test_another_scheme_is_said_first_and_in_short(tmp_path, whole):
+    folder = finish(tmp_path, whole)
+    alibi = plain(load(compose("train", ["position=alibi", "name=a", "model.n_embd=64"])))
+    with pytest.raises(RunError) as error:
+        decide(folder, alibi)
+    line = str(error.value)
+    assert line.startswith(
+        f"{folder}: holds another configuration: position.name: 'rope' -> 'alibi', model.n_embd: 128 -> 64, position."
+    )
+    others = sum(flatten(whole).get(key) != flatten(alibi).get(key) for key in {**flatten(whole), **flatten(alibi)})
+    assert line.count("->") == 3 and f" and {others - 3} more; choose another sweep= or name=" in line
+    with pytest.raises(RunError, match=r"configuration: position.base: 10000.0 -> 500000.0; choose"):
+        decide(folder, plain(load(compose("train", ["position=rope", "name=a", "position.base=500000"]))))
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -2,13 +2,15 @@
 
 import itertools
 import random
+import re
+from pathlib import Path
 
 import pytest
 
 import train
 from gpt import cli
 from gpt.errors import ConfigError
-from gpt.naming import folder_name
+from gpt.naming import check_start, folder_name
 from gpt.run import Run
 from tests.folders import config
 
@@ -72,6 +74,46 @@ def test_runs_of_the_first_version_keep_their_folders(tmp_path, monkeypatch, ove
     assert train.final(cli.compose("train", words), words).name == expected
 
 
+@pytest.mark.parametrize(
+    "overrides, changes, words",
+    [
+        (
+            ["init_from=runs/pos/rope-s0-batch_size8-steps40", "position.base=500000", "train.steps=80"],
+            {"init_from": "runs/pos/rope-s0-batch_size8-steps40", "position__base": 5e5, "train__steps": 80},
+            "rope-s1-base500000-steps80-init_fromrope-s0-batch_s",
+        ),
+        (
+            ["data=text", "data.path=/home/me/my texts/emma.txt", "position.layers=PPPN", "optim.lr=1e-4"],
+            {"data__path": "/home/me/my texts/emma.txt", "position__layers": "PPPN", "optim__lr": 1e-4},
+            "rope-s1-layersPPPN-datatext-pathemma.txt-lr1e-4",
+        ),
+        (["data.path=a/b/"], {"data__path": "a/b/"}, "rope-s1-patha_b"),  # short: as it has always been
+        (["data.path=" + "long/" * 9], {"data__path": "long/" * 9}, "rope-s1-pathlong"),
+        (["data.path='" + "long/" * 9 + "*.txt'"], {"data__path": "long/" * 9 + "*.txt"}, "rope-s1-path_.txt"),
+        (
+            ["position.factors=[" + "1.25," * 30 + "1]", "model.dropout=0.1"],
+            {"position__factors": [1.25] * 30 + [1.0], "model__dropout": 0.1},
+            "rope-s1-dropout0.1-factors_1.25_1.25_1.25_1.25_1.25",
+        ),
+    ],
+)
+def test_a_long_name_says_first_what_differs_in_position(overrides, changes, words):
+    made = config(name="", init_from=None, **{key: value for key, value in changes.items() if key != "init_from"})
+    made["init_from"] = changes.get("init_from")
+    for order in (overrides, overrides[::-1]):
+        name = folder_name(made, order)
+        assert re.fullmatch(re.escape(words) + "-[0-9a-f]{8}", name) and len(name) <= 60, name
+
+
+def test_paths_that_end_alike_have_names_of_their_own():
+    folder = "/home/me/texts/of/many/centuries/"
+    paths = [folder + end for end in ("a/emma.txt", "b/emma.txt", "a/emma.txt/", "a//emma.txt", "../emma.txt")]
+    paths += ["emma.txt"]
+    names = {folder_name(config(name="", data__path=path), [f"data.path={path}"]) for path in paths}
+    assert len(names) == len(paths)
+    assert "rope-s1-pathemma.txt" in names and all(name.startswith("rope-s1-pathemma.txt") for name in names)
+
+
 def test_what_does_not_change_the_run_does_not_change_its_name():
     ignored = ["position=rope", "seed=3", "sweep=x", "name=", "experiment=smoke", "wandb.mode=offline", "wandb=off"]
     ignored += ["runtime.device=cpu", "runtime.compile=true", "eval.tokens=1", "train.log_every=1"]
@@ -129,3 +171,26 @@ def test_a_name_given_wins_and_is_checked(tmp_path):
         with pytest.raises(ConfigError, match="^sweep: got"):
             Run(config(sweep=bad), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_is_not_there_names_the_runs_near_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="it is not there, and no run in runs/ is called so$"):
+        check_start("runs/pos/rope-s0")
+    long = "runs/pos/rope-s0-block_size256-batch_size8-warmup10-steps40"
+    for name in ("runs/pos/alibi-s0", long, "runs/pos/rope-s10-steps40", "runs/other/nope-s3"):
+        Path(name).mkdir(parents=True)
+        Path(name, "config.yaml").touch()
+    for given in ("runs/pos/rope-s0", "./runs/pos/rope-s0/"):
+        with pytest.raises(ConfigError) as error:
+            check_start(given)
+        assert str(error.value).endswith(f"a run or of a checkpoint; it is not there, near it: {long}")
+    with pytest.raises(ConfigError, match="not there, near it: runs/pos/alibi-s0, "):
+        check_start("runs/pos/alibi-s1")
+    with pytest.raises(ConfigError, match="not there, and no run in runs/ is called so$"):
+        check_start("x")
+    with pytest.raises(ConfigError, match="this is a file$"):
+        check_start("runs/other/nope-s3/config.yaml")
+    with pytest.raises(ConfigError, match="not there"):
+        check_start("x" * 300 + "\0")
+    check_start("runs/pos")

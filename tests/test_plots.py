@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from typing import get_args
 
 import pytest
 
@@ -10,6 +11,7 @@ from gpt import comparison as comparing
 from gpt import plots
 from gpt.position import SCHEMES
 from gpt.results import in_short
+from gpt.schema import Scaling
 from tests.measured_runs import ablation, config, only, row, simple, write_run
 
 
@@ -104,6 +106,48 @@ def test_a_scheme_has_one_colour_whatever_it_is_drawn_with():
     clamp = plots.styles([made_line("learned"), made_line("learned", way={"position.overflow": "clamp"})])
     assert clamp["learned (clamp)"].color == clamp["learned"].color
     assert clamp["learned (clamp)"].dashes != "-" and clamp["learned"].dashes == "-"
+
+
+KINDS = [kind for kind in get_args(Scaling) if kind != "none"]
+OVERFLOW = ["clamp", "wrap", "interpolate"]
+
+
+def test_every_way_of_reading_looks_its_own():
+    """Markers tell them apart in the dotted panel too, dashes and markers each among one scheme's rescalings."""
+    assert {*KINDS, *OVERFLOW} <= set(plots.READ)
+    ways = [{"scaling": f"[{kind}]"} for kind in KINDS] + [{"position.base": "500000"}, {"position.ids": "random"}]
+    rotating = ["rope", "p_rope", "partial_rope", "xpos", "pope", "trainable_rope", "rope_nope"]
+    lines = [made_line(scheme, way=way) for scheme in rotating for way in ({}, *ways)]
+    lines += [made_line("rope", way={"scaling": "[yarn]", "rescaling.beta": str(n)}) for n in range(3)]
+    lines += [made_line("learned", way=way) for way in ({}, *({"position.overflow": one} for one in OVERFLOW))]
+    lines += [made_line("rope", way={"scaling": "[of a later version]"})]
+    random.Random(4).shuffle(lines)
+    found = plots.styles(lines)
+    assert len(found) == len(lines) == len(set(found.values()))
+    rope = [found["rope"], *(found[f"rope ({kind})"] for kind in KINDS)]
+    assert len({style.marker for style in rope}) == len({style.dashes for style in rope}) == 8
+    assert all(style.hollow for style in rope[1:]) and not rope[0].hollow
+    assert all(found[f"rope ({kind})"].marker == found[f"xpos ({kind})"].marker for kind in KINDS)
+    assert len({found[f"learned ({one})"].dashes for one in OVERFLOW}) == 3
+
+
+def test_both_pictures_draw_rescalings_as_their_legend_says(tmp_path):
+    rows = [row("rope", 0, f, 1.5 + 0.1 * f, protocol) for f in (1, 2, 4) for protocol in ("disjoint", "sliding")]
+    for n, kind in enumerate(KINDS):
+        ways = {"scaling": kind, "scaling_parameters": ""}
+        rows += [row("rope", 0, f, 1.5 + 0.01 * n * f, p, **ways) for f in (2, 4) for p in ("disjoint", "sliding")]
+    write_run(tmp_path / "rope-s0", config("rope", 0), rows)
+    found = only(tmp_path)
+    for figure in (plots.extrapolation(found), plots.per_position(found)):
+        handles = [one for one in figure.legends[0].legend_handles if "rope" in one.get_label()]
+        assert len(handles) == 8 and len({one.get_marker() for one in handles}) == 8
+        for ax in figure.axes:
+            drawn = {one.get_marker() for one in ax.lines if one.get_marker() not in ("None", "_", "|")}
+            assert drawn >= {one.get_marker() for one in handles}
+        figure.canvas.draw()
+        legend = figure.legends[0].get_window_extent()
+        assert all(ax.get_window_extent().x1 < legend.x0 for ax in figure.axes)
+        assert 0 < legend.y0 and legend.y1 < figure.bbox.height and legend.x1 <= figure.bbox.width
 
 
 def test_all_schemes_have_a_style():

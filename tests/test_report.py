@@ -262,7 +262,7 @@ def test_wrong_use_is_one_line_with_the_next_command_and_leaves_nothing(tmp_path
     main = runpy.run_path(str(SCRIPT))["main"]
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "pos" / "rope-s0", config("rope", 0), [], "failed")
-    for arguments in ([], [tmp_path / "none"], [tmp_path / "empty"], [tmp_path / "pos"], ["--help"]):
+    for arguments in ([], [tmp_path / "none"], [tmp_path / "empty"], [tmp_path / "pos"], ["--tables"]):
         assert main([str(argument) for argument in arguments]) == 2
         out, err = capsys.readouterr()
         assert not out and len(err.strip().splitlines()) == 1 and "python eval.py runs=" in err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from gpt import sweep
 from gpt.run import Run
 from gpt.sweep import Job
 from tests.folders import config, quiet
+from tests.test_progress import Terminal
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -60,6 +62,10 @@ def job(raw, overrides):
             run.log(2, loss=0.5)
             run.done(2)
     return run.exit_code
+
+if "act=wait" in sys.argv:
+    from gpt.sweep import end_with_parent
+    end_with_parent()
 
 if os.environ.get("QUICK") and "hydra.mode=RUN" in sys.argv:  # composed by hand, which is faster
     import yaml
@@ -274,6 +280,42 @@ def test_a_signal_reaches_the_jobs_and_starts_no_more(app, number, code, jobs):
         assert again.returncode == 0 and statuses(app, "s")["rope-s0-actwait"]["status"] == "done"
 
 
+def test_no_job_outlives_a_sweep_that_is_killed(app):
+    """It saves its step, and the same command goes on from there."""
+    command = [sys.executable, "app.py", "-m", "seed=0", "act=wait", "sweep=s"]
+    parent = subprocess.Popen(command, cwd=app, env=environment(QUICK="1"), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(app.glob("runs/s/*/checkpoints/step-000001")):
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    while statuses(app, "s")["rope-s0-actwait"]["status"] != "interrupted":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    again = call(app, "-m", "seed=0", "act=wait", "sweep=s", QUICK="1")
+    assert again.returncode == 0 and "rope-s0-actwait: done, val loss" in again.stdout
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_run_that_another_process_ended_meanwhile_is_done_already(tmp_path, capsys, at_once):
+    """Its seconds are those of its training, as in every table."""
+    jobs = [made_job(tmp_path / name, "import time; time.sleep(0.2)") for name in "ab"]
+    for job in jobs:
+        job.folder.mkdir()
+        (job.folder / "status.json").write_text('{"status": "done", "pid": 0, "step": 7, "seconds": 1234.5}')
+    assert sweep.run_jobs(jobs, at_once) == 0
+    assert [(job.result, job.step, job.seconds) for job in jobs] == [("done already", 7, 1234.5)] * 2
+    text = capsys.readouterr().out
+    assert "b: done already, 20.6 min" in text and "1234" in text[text.index("seconds") :]
+
+
+def test_a_run_that_another_process_still_works_on_is_not_done(tmp_path):
+    with Run(config(), tmp_path, quiet) as run:
+        job = made_job(run.folder, "")
+        assert sweep.run_jobs([job], 1) == 1 and job.result == "running elsewhere"
+
+
 def made_job(folder: Path, code: str) -> Job:
     return Job(folder, [sys.executable, "-c", code], "not started")
 
@@ -343,6 +385,29 @@ def test_what_a_run_says_of_its_end_counts(tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "interrupted"
     job.seconds = None
     sweep.print_jobs([job])  # a status that a person damaged breaks no table
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_is_whole_in_a_narrow_terminal(tmp_path, monkeypatch, columns):
+    name = "rope-s0-base500000-block_size256-batch_size8-steps80-1234abcd"
+    jobs = []
+    for result, error in (("done already", ""), ("running elsewhere", "process 123 on a-machine is at work in it")):
+        job = Job(tmp_path / result / name, [], result, error)
+        job.folder.mkdir(parents=True)
+        (job.folder / "status.json").write_text('{"step": 20000, "seconds": 12345.6}')
+        (job.folder / "metrics.jsonl").write_text('{"step": 20000, "val_loss": 4.35801}\n')
+        jobs.append(job)
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    sweep.print_jobs(jobs)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert max(map(len, text.splitlines())) <= columns and "…" not in text
+    for word in ("status", "step", "val loss", "seconds", "done already", "running elsewhere"):
+        assert word in text
+    assert all(text.count(word) == 2 for word in ("20000", "4.3580", "12346"))
+    cells = ["".join(row.split("│")[n].strip() for row in text.splitlines() if row.count("│") == 7) for n in (1, 6)]
+    assert cells[0] == 2 * name and cells[1].replace(" ", "") == jobs[1].error.replace(" ", "")
 
 
 def test_a_reader_that_goes_away_stops_no_sweep(app):
