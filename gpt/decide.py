@@ -29,6 +29,8 @@ SHOWN = 3  # changed keys in an error
 def decide(folder: Path, config: dict) -> tuple[str, dict]:
     """("fresh" | "resume" | "skip", {changed key: (stored, asked)}) for `config` in `folder`; raises RunError."""
     saved = checkpoint.candidates(folder / "checkpoints")
+    if not saved and not _begun(folder):
+        return "fresh", {}
     path = folder / "config.yaml"
     try:
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -68,6 +70,13 @@ def decide(folder: Path, config: dict) -> tuple[str, dict]:
     if asked is not None and asked < reached:
         raise RunError(f"train.steps: got {asked}, allowed: at least {reached}, the step that {folder} has reached")
     return "resume", tunable
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a run has logged anything: else it ended over a mistake that the next command may have mended."""
+    metrics = folder / "metrics.jsonl"
+    empty = metrics.is_file() and metrics.stat().st_size == 0
+    return not empty or read_json(folder / "status.json").get("status") == "done"
 
 
 def completed(stored: dict, asked: dict, folder: Path) -> dict:

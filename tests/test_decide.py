@@ -53,6 +53,18 @@ def test_free_keys_may_differ(tmp_path, monkeypatch, done):
     assert not any("->" in line for line in lines) and status(folder)["changes"] == []
 
 
+def test_a_run_that_ended_before_its_first_step_holds_nothing_against_another(tmp_path):
+    """A mistake in init_from, a text that is too short: the corrected command is not refused."""
+    with pytest.raises(RunError, match="a mistake"), Run(config(position__name="rope"), tmp_path, quiet) as run:
+        raise RunError("a mistake")
+    assert status(run.folder)["status"] == "failed"
+    with Run(made := config(position__name="alibi"), tmp_path, quiet) as run:
+        assert run.decision == "fresh" and yaml.safe_load((run.folder / "config.yaml").read_text()) == made
+        run.log(1, loss=1.0)
+    with pytest.raises(RunError, match="holds another configuration: position.name: 'alibi' -> 'rope'"):
+        decide(run.folder, config(position__name="rope"))
+
+
 def interrupted(root: Path, made: dict = CONFIG) -> Path:
     with Run(made, root, quiet) as run:
         fake_checkpoint(run.folder, 50)
