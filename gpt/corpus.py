@@ -174,6 +174,8 @@ def _digest(meta: dict) -> str:
 
 
 def _read_meta(path: Path) -> dict:
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: cannot be read (no plain file)")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         digest = _digest(meta) if isinstance(meta, dict) else None

@@ -48,7 +48,7 @@ class Source:
     documents: Callable[[int], Iterator[Document | Skipped]]
     skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files that never became documents
     size: Callable[[], int | None] = lambda: None  # bytes to read, about, for the progress bar; None: nobody knows yet
-    of_ids: bool = False  # the documents are ids of two bytes, not text
+    ids_at: dict[str, Path] = field(default_factory=dict)  # split -> its file, of documents that are ids of two bytes
     settled: dict = field(default_factory=dict)  # plain JSON that `documents` looks up once: kept for who goes on
     vocabulary: tuple[str, str] | None = None  # of documents that are ids: the only tokenizer, and what to do about it
 

@@ -44,7 +44,7 @@ def write_corpus(
         "max_tokens": data.max_tokens,
     }
     identity = json.dumps([FORMAT, facts, tokenizer_label(tokenizer)], sort_keys=True)
-    draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new)
+    draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new, log)
     if draft.tokens:
         log(f"  going on behind {draft.tokens:,} tokens")
     saved = time.monotonic()
@@ -56,7 +56,7 @@ def write_corpus(
             for task, results, place in encoded:
                 size = size or source.size()
                 draft.write(task, results, place, data.max_tokens)
-                read = 2 * draft.tokens if source.of_ids else draft.bytes
+                read = 2 * draft.tokens if source.ids_at else draft.bytes
                 meter.update(read, draft.documents, done(read, size, draft.tokens, data.max_tokens))
                 if data.max_tokens is not None and draft.tokens >= data.max_tokens:
                     break

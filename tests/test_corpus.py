@@ -142,6 +142,14 @@ DAMAGE = {
     ),
     "a file missing": (lambda f: (f / VAL).unlink(), "val-00000.bin: not there"),
     "a folder for a file": (lambda f: [(f / VAL).unlink(), (f / VAL).mkdir()], "val-00000.bin: .*(bytes|read)"),
+    "a pipe for a file": (
+        lambda f: [(f / VAL).unlink(), os.mkfifo(f / VAL)],
+        "val-00000.bin: cannot be read .no plain",
+    ),
+    "a pipe for metadata": (
+        lambda f: [(f / "meta.json").unlink(), os.mkfifo(f / "meta.json")],
+        "meta.json: .*no plain",
+    ),
     "another file's tokens": (lambda f: shutil.copy(f / VAL, f / TRAIN), "train-00000.bin: .*as meta.json says"),
     "no metadata": (lambda f: (f / "meta.json").unlink(), "meta.json: not there"),
     "half the metadata": (lambda f: os.truncate(f / "meta.json", 200), "meta.json: not whole"),

@@ -291,8 +291,24 @@ def test_progress_of_another_text_or_torn_is_not_gone_on_with(tmp_path):
         beside.write_text(spoiled)
         said = []
         corpus = prepare(config, BYTE, tmp_path / "data", said.append)
-        assert len(said) == 1 and size(corpus) == sum(p.stat().st_size + 1 for p in (tmp_path / "texts").iterdir())
+        anew = 'identity": "0' not in spoiled
+        damaged = ["  beginning anew: what a killed preparation left is damaged"] * anew
+        assert said[1:] == damaged and size(corpus) == sum(p.stat().st_size + 1 for p in (tmp_path / "texts").iterdir())
         shutil.rmtree(corpus.folder)
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "val_documents-00000.bin"])
+def test_what_was_damaged_since_it_was_saved_is_not_gone_on_with(tmp_path, name):
+    config = large_texts(tmp_path)
+    assert run_python(KILLED, tmp_path, "byte", 9).returncode == -9
+    path = next((tmp_path / "data/text/.preparing").glob(f"*/{name}"))
+    content = bytearray(path.read_bytes())
+    content[32] ^= 1  # the first number
+    path.write_bytes(content)
+    said = []
+    corpus = prepare(config, BYTE, tmp_path / "data", said.append)
+    assert said[1:] == ["  beginning anew: what a killed preparation left is damaged"]
+    assert ids_and_counts(corpus) == ids_and_counts(prepare(config, BYTE, tmp_path / "straight", [].append))
 
 
 def test_the_same_bytes_whatever_the_number_of_workers(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def source(config: DataConfig) -> Source:
         listing([split, stat.st_size, stat.st_mtime_ns] for split, stat in stats.items()),
         documents,
         size=lambda: sum(stat.st_size for stat in stats.values()),
-        of_ids=True,
+        ids_at={split: folder / f"{split}.bin" for split in SPLITS},
         vocabulary=("char", remedy) if pickled.exists() else None,
     )
 
