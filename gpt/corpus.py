@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt.documents import left_out
 from gpt.errors import DataError
 from gpt.files import read_json, sha256_of, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
@@ -84,7 +85,7 @@ class Corpus:
     @property
     def skipped(self) -> str:
         """What was left out: how many of each kind."""
-        return ", ".join(f"{count:,} {why}" for why, count in self.meta["skipped"].items())
+        return left_out(self.meta["skipped"])
 
 
 def open_corpus(folder: Path) -> Corpus:

@@ -115,7 +115,11 @@ def test_what_is_left_out_of_a_folder_is_counted(tmp_path):
         (lambda p: None, "data.path: got .* which is not there"),
         (lambda p: p.mkdir(), "holds no text; allowed: a UTF-8 text file, a folder"),
         (lambda p: p.touch(), "is empty"),
-        (lambda p: p.write_text("a"), "too little text, the train split is empty"),
+        (
+            lambda p: p.write_text("a"),
+            "too little text, the train split is empty .left out: 1 empty.; give a longer text or more documents, or "
+            "others than data.val_fraction=0.1 and data.test_fraction=0.05$",
+        ),
         (lambda p: p.write_bytes(b"caf\xe9 au lait"), "byte 3 \\(0xe9\\) is not UTF-8"),
         (lambda p: os.mkfifo(p), "neither a file nor a folder"),
     ],
