@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.corpus import FORMAT, SPLITS, remember, seal, whole
+from gpt.corpus import FORMAT, SPLITS, remember, whole
 from gpt.documents import Source
 from gpt.encode import Part, Place
 from gpt.errors import DataError
-from gpt.files import write_atomic
+from gpt.files import seal, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from gpt.tokens import TokenWriter
 

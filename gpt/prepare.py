@@ -10,7 +10,7 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-from gpt.corpus import FORMAT, Corpus, open_checked
+from gpt.corpus import FORMAT, Corpus, open_corpus
 from gpt.documents import Document, Source, SourceGone, left_out
 from gpt.draft import Draft
 from gpt.encode import WorkerDied, encode_all, parts_of, tasks_of
@@ -127,7 +127,7 @@ def prepare(
     except SourceGone as gone:
         return _newest(place, tokenizer, gone, log)
     _check_vocabulary(source, tokenizer)
-    folder = place.with_name(f"{place.name}-{_hash(source)}")
+    folder = place.with_name(f"{place.name}-{_hash(source.fingerprint)}")
     corpus, _ = _existing(folder, tokenizer, source)
     if corpus is not None:
         return corpus
@@ -158,7 +158,7 @@ def prepare(
                 else:
                     log(f"{folder}: preparing")
                 _build(folder, beside / place.name, data, tokenizer, source, workers or cores(), log)
-                corpus = open_checked(folder)
+                corpus = open_corpus(folder)
                 if corpus.meta["skipped"]:
                     log(f"{folder}: left out {corpus.skipped}")
         finally:
@@ -169,6 +169,21 @@ def prepare(
             "and give the same command again"
         ) from None
     return corpus
+
+
+def since(data: DataConfig, corpus: Corpus) -> str | None:
+    """In a line, that what `corpus` was prepared from has changed; None where it has not, or is not there any more."""
+    try:
+        now = _source(data).fingerprint
+    except DataError:
+        return None
+    then = corpus.meta["fingerprint"]
+    if corpus.meta["format"] != FORMAT or now == then:
+        return None
+    return (
+        f"{corpus.folder}: going on with the tokens of before, although their files were changed or touched since "
+        f"(hash of the source then {_hash(then)}, now {_hash(now)})"
+    )
 
 
 def check_source(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("data")) -> None:
@@ -208,8 +223,8 @@ def _check_vocabulary(source: Source, tokenizer: TokenizerConfig) -> None:
         raise ConfigError("tokenizer", tokenizer.name, *source.vocabulary)
 
 
-def _hash(source: Source) -> str:
-    return hashlib.sha256(json.dumps([FORMAT, source.fingerprint], sort_keys=True).encode()).hexdigest()[:8]
+def _hash(fingerprint: dict) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, fingerprint], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _prepared(place: Path) -> list[Path]:
@@ -234,7 +249,7 @@ def _existing(folder: Path, tokenizer: TokenizerConfig, source: Source | None = 
     if not folder.exists():
         return None, ""
     try:
-        corpus = open_checked(folder)
+        corpus = open_corpus(folder)
     except DataError as error:
         return None, str(error)
     if corpus.meta["format"] != FORMAT:
