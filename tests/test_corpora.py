@@ -583,6 +583,7 @@ def test_nanogpts_tokens_are_taken_as_they_are(bins, monkeypatch):
         assert getattr(corpus, f"{split}_documents")[:].tolist() == starts
         n_bytes = corpus.tokenizer.token_bytes()[ids[split]].sum()
         assert corpus.meta["splits"][split]["bytes"] == n_bytes
+    assert not {"val_fraction", "test_fraction"} & set(corpus.meta)  # they say nothing here
     assert corpus.tokenizer.name == "gpt2" and corpus.meta["splits"]["test"]["tokens"] == 0
 
 
@@ -639,6 +640,18 @@ def test_progress_has_an_end_whatever_is_read(tmp_path, monkeypatch, kind):
     prepare(DataConfig("hf", path=str(folder)), BYTE, tmp_path / "data", lambda _: None)
     found = [share for _, _, share in told]
     assert len(found) > 5 and found == sorted(found) and 0.9 < found[-1] <= 1 and found[0] < 0.5
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("corpus", ["jsonl", "hf"])
+def test_the_size_of_json_lines_is_that_of_their_texts(tmp_path, corpus, name):
+    """About: whatever else the lines hold, and packed or not."""
+    rows = [{"text": f"é {n} " * 10, "other": os.urandom(400).hex()} for n in range(9000)]
+    config = DataConfig(corpus, path=write_lines(tmp_path / name, rows))
+    expected = sum(len(row["text"].encode()) for row in rows)
+    assert abs(package(config).source(config).size() / expected - 1) < 0.1
+    (tmp_path / name).write_bytes(packed(name, b'{"no": 1}\n' * 9000))  # a guess that fails is no failure
+    assert package(config).source(config).size() > 0
 
 
 def test_progress_of_a_limit(tmp_path, monkeypatch):
