@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.documents import left_out
-from gpt.errors import DataError
+from gpt.errors import DataError, shown
 from gpt.files import digest, read_json, sha256_of, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from gpt.tokens import Tokens, check_ids, header, npy_header, npy_sha256, numbers_sha256, shard_path
@@ -73,7 +73,7 @@ class Corpus:
 
     def summary(self) -> str:
         """A few lines for a person: what it was made of, and how much of it."""
-        lines = [f"{self.folder}", f"  source     {self.meta['source']}"]
+        lines = [f"{self.folder}", f"  source     {shown(self.meta['source'])}"]
         lines += [f"  tokenizer  {self.tokenizer.name}, {self.tokenizer.vocab_size:,} ids", ""]
         lines += [f"  {'':9}{'documents':>11}{'bytes':>15}{'tokens':>15}{'share':>9}"]
         total = sum(split["tokens"] for split in self.meta["splits"].values())

@@ -36,7 +36,7 @@ def write_corpus(
         )
 
     facts = {"name": data.name, "source": source.description, "fingerprint": source.fingerprint}
-    facts |= shares(data) | {"max_tokens": data.max_tokens}
+    facts |= fractions(data) | {"max_tokens": data.max_tokens}
     identity = json.dumps([FORMAT, facts, tokenizer_label(tokenizer), source.state], sort_keys=True)
     draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new, log)
     if draft.tokens:
@@ -74,7 +74,7 @@ def write_corpus(
             draft.close()
 
 
-def shares(data: DataConfig) -> dict[str, float]:
+def fractions(data: DataConfig) -> dict[str, float]:
     """The fractions that say what is held out, where this corpus reads them."""
     from data import package
 
@@ -87,7 +87,7 @@ def too_little(split: str, draft: Draft, data: DataConfig, source: Source) -> st
     if data.max_tokens is not None and draft.tokens >= data.max_tokens:
         mend = f"say more than data.max_tokens={data.max_tokens}"
     else:
-        chosen = " and ".join(f"data.{key}={share:g}" for key, share in shares(data).items())
+        chosen = " and ".join(f"data.{key}={share:g}" for key, share in fractions(data).items())
         mend = "give a longer text or more documents" + (f", or others than {chosen}" if chosen else "")
     without = f" (left out: {left_out(draft.skipped)})" if draft.skipped else ""
     return f"{shown(source.description)}: too little text, the {split} split is empty{without}; {mend}"

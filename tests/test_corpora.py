@@ -348,6 +348,9 @@ def test_errors_are_bounded_and_show_what_cannot_be_printed(tmp_path):
     with pytest.raises(DataError, match=r"a\\nb\\x1b.jsonl: line 1 .byte 0.: has no 'text'; .*: kkk+…kkk+$") as error:
         read(DataConfig("jsonl", path=path))
     assert len(str(error.value)) < 500
+    (tmp_path / "a\nb.txt").write_text("a text " * 100)
+    corpus = prepare(DataConfig("text", path=str(tmp_path / "a\nb.txt")), BYTE, tmp_path / "data", lambda _: None)
+    assert r"/a\nb.txt" in corpus.summary() and corpus.meta["source"].endswith("/a\nb.txt")
     with pytest.raises(DataError) as error:
         check_source(DataConfig("text", path="/" + "long/" * 5000), BYTE, tmp_path / "data")
     assert len(str(error.value)) < 1000

@@ -148,6 +148,15 @@ def test_keys_that_cannot_be_used(tmp_path, config, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("val, test", [(0.5, 0.4999), (0.999999, 0.0)])
+def test_fractions_that_leave_nothing_are_named(tmp_path, val, test):
+    (tmp_path / "a.txt").write_text("ten bytes " * (100 if test else 1))
+    config = DataConfig("text", path=str(tmp_path / "a.txt"), val_fraction=val, test_fraction=test)
+    message = f"train split is empty.*; give .*others than data.val_fraction={val} and data.test_fraction={test:g}$"
+    with pytest.raises(DataError, match=message):
+        prepare(config, BYTE, tmp_path / "data", lambda _: None)
+
+
 def test_texts_and_tokenizers_live_side_by_side(tmp_path):
     opened = {}
     for place in ("one", "two"):
