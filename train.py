@@ -40,6 +40,7 @@ def main(values: dict, overrides: list[str]) -> int:
     from gpt.evaluate import validation_loss
     from gpt.model import GPT
     from gpt.optim import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+    from gpt.prepare import since
     from gpt.progress import Clock, Progress
     from gpt.restore import begin_with, corpus_of, describe, load_weights
     from gpt.run import Follower, Run
@@ -59,6 +60,8 @@ def main(values: dict, overrides: list[str]) -> int:
         # the text, the model, the optimizer; where the run was stopped, as they were then
         saved = checkpoint.latest(run.checkpoints, log=run.say) if decision == "resume" else None
         corpus = rt.first(lambda: corpus_of(config, saved, log=run.say))
+        if saved and rt.main and (changed := since(config.data, corpus)):
+            run.say(changed)
         with runtime.room_for(
             "choose smaller model.n_layer, n_embd or block_size, or a smaller table of the position scheme"
         ):

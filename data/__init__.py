@@ -28,7 +28,7 @@ CORPORA: dict[str, ModuleType] = {
     "wikitext103": wikitext,
     **dict.fromkeys(("openwebtext", "fineweb_edu", "pg19", "tinystories"), hf),
 }
-COMMON = {"name", "val_fraction", "test_fraction", "max_tokens", "packing"}
+COMMON = {"name", "max_tokens", "packing"}
 
 
 def package(config: DataConfig) -> ModuleType:

@@ -10,7 +10,6 @@ earlier ones and at most a leftover that the next save removes. Nothing is pickl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt.errors import CheckpointError, RunError
-from gpt.files import sha256_of, write_synced
+from gpt.files import digest, seal, sha256_of, write_synced
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a sweep only asks here which runs are done
     from torch import Tensor
@@ -307,12 +306,6 @@ def fingerprint(path: Path) -> dict:
     return {"size": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def seal(state: dict) -> str:
-    """`state` as JSON that carries its own sha256, so that a flipped bit in it is noticed too."""
-    state = json.loads(json.dumps(state, allow_nan=False))
-    return json.dumps({**state, "sha256": digest(state)}, indent=1)
-
-
 def unseal(text: str) -> dict:
     """The checked content of a state.json; raises ValueError."""
     state = json.loads(text)
@@ -331,10 +324,6 @@ def unseal(text: str) -> dict:
     if type(state["step"]) is not int or state["step"] < 0:
         raise ValueError(f"step is {state['step']!r}, allowed: a whole number >= 0")
     return state
-
-
-def digest(state: dict) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def sync_folder(path: Path) -> None:

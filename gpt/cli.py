@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gpt import sweep
-from gpt.errors import UserError
+from gpt.errors import UserError, shown
 from gpt.schema import CONFIGS, flatten
 from gpt.terminal import guard
 
@@ -59,6 +59,7 @@ def refuse_sweep(values: dict, overrides: list[str]) -> object:
 
 def compose(config_name: str, overrides: list[str]) -> dict:
     """The plain values that configs/<config_name>.yaml and the overrides give, as an entry point would see them."""
+    check_utf8(overrides)
     sweep.register(refuse_sweep)
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return OmegaConf.to_container(hydra.compose(config_name, overrides), resolve=True)
@@ -84,8 +85,20 @@ def report_errors(main: Callable[[], object], config_name: str | None = None) ->
     guard(explained)
 
 
+def check_utf8(words: list[str]) -> None:
+    """Raises UserError for a word that is no text, such as the name of a file in another encoding."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{shown(word)}: is not UTF-8, which cannot be given here; rename or link the file"
+            ) from None
+
+
 def check_words(words: list[str]) -> argparse.Namespace:
     """What Hydra reads there. UserError where it would answer with its usage or errors of its own configuration."""
+    check_utf8(words)
     script = Path(sys.argv[0]).name
     parser = get_args_parser()
 
@@ -168,6 +181,10 @@ def explain(error: Exception, config_name: str | None = None) -> str:
         key = found.group(1)
         known = known_keys(config_name) if config_name else []
         if key in known:
+            group = key.split(".")[0]
+            chosen = [word for word in sys.argv[1:] if word.startswith(f"{group}=")]
+            if chosen and not any(word.startswith("~") for word in sys.argv[1:]):
+                return f"{key}: {chosen[-1]} has no such key; configs/{group} has those of each"
             return f"{key}: is gone, since another word of this command removes it"
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"python {script} --help lists all keys"

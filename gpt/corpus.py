@@ -20,8 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.errors import DataError
-from gpt.files import read_json, sha256_of, write_atomic
+from gpt.documents import left_out
+from gpt.errors import DataError, shown
+from gpt.files import digest, read_json, sha256_of, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from gpt.tokens import Tokens, check_ids, header, npy_header, npy_sha256, numbers_sha256, shard_path
 
@@ -72,7 +73,7 @@ class Corpus:
 
     def summary(self) -> str:
         """A few lines for a person: what it was made of, and how much of it."""
-        lines = [f"{self.folder}", f"  source     {self.meta['source']}"]
+        lines = [f"{self.folder}", f"  source     {shown(self.meta['source'])}"]
         lines += [f"  tokenizer  {self.tokenizer.name}, {self.tokenizer.vocab_size:,} ids", ""]
         lines += [f"  {'':9}{'documents':>11}{'bytes':>15}{'tokens':>15}{'share':>9}"]
         total = sum(split["tokens"] for split in self.meta["splits"].values())
@@ -84,21 +85,7 @@ class Corpus:
     @property
     def skipped(self) -> str:
         """What was left out: how many of each kind."""
-        return ", ".join(f"{count:,} {why}" for why, count in self.meta["skipped"].items())
-
-
-def open_corpus(folder: Path) -> Corpus:
-    """Opens a prepared corpus and checks all of it against meta.json.
-
-    Raises DataError naming the file, what was expected and what was found.
-    """
-    folder = Path(folder)
-    try:
-        return open_checked(folder)
-    except DataError as error:
-        path = " data.path=<file or folder>" if folder.parent.name == "text" else ""
-        command = f"python data/prepare.py data={folder.parent.name or '<name>'}{path}"
-        raise DataError(f"{error}; prepare it again: {command}") from None
+        return left_out(self.meta["skipped"])
 
 
 def find_corpus(name: str, hashes: dict, root: Path = Path("data")) -> Corpus | None:
@@ -113,7 +100,7 @@ def find_corpus(name: str, hashes: dict, root: Path = Path("data")) -> Corpus | 
             said |= {f"{split}_sha256": meta["splits"][split]["sha256"] for split in SPLITS}
             old = "test_sha256" not in hashes
             if all(said[key] == hashes[key] for key in (("tokenizer_sha256",) if old else said)):
-                corpus = open_checked(path.parent)
+                corpus = open_corpus(path.parent)
                 if corpus.differing(hashes) is None:
                     return corpus
         except (KeyError, TypeError, DataError):
@@ -121,8 +108,11 @@ def find_corpus(name: str, hashes: dict, root: Path = Path("data")) -> Corpus | 
     return None
 
 
-def open_checked(folder: Path) -> Corpus:
-    """`open_corpus`, whose errors do not say how to mend it."""
+def open_corpus(folder: Path) -> Corpus:
+    """Opens a prepared corpus and checks all of it against meta.json.
+
+    Raises DataError naming the file, what was expected and what was found.
+    """
     meta = _read_meta(folder / "meta.json")
     try:
         tokenizer, _ = load_tokenizer(meta["tokenizer"]), text(meta["source"])
@@ -163,20 +153,12 @@ def text(value: object) -> str:
     return value
 
 
-def seal(meta: dict) -> str:
-    """`meta` as JSON that carries its own sha256, so that a change in it is noticed too."""
-    return json.dumps({**meta, "sha256": _digest(meta)}, indent=1)
-
-
-def _digest(meta: dict) -> str:
-    rest = {key: value for key, value in meta.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
 def _read_meta(path: Path) -> dict:
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: cannot be read (no plain file)")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        digest = _digest(meta) if isinstance(meta, dict) else None
+        sha256 = digest(meta) if isinstance(meta, dict) else None
     except FileNotFoundError:
         raise DataError(f"{path}: not there, so this is no prepared corpus") from None
     except OSError as error:
@@ -188,7 +170,7 @@ def _read_meta(path: Path) -> dict:
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         given = meta.get("format") if isinstance(meta, dict) else meta
         raise DataError(f"{path}: format {str(given)[:40]!r}, expected {FORMAT}")
-    if meta.get("sha256") != digest:
+    if meta.get("sha256") != sha256:
         raise DataError(f"{path}: damaged or changed by hand, it does not have its own sha256")
     return meta
 

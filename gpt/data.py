@@ -65,7 +65,7 @@ def window(tokens: Tokens | np.ndarray, starts: np.ndarray, length: int) -> tupl
 
 
 class Windows:
-    """The training windows of a corpus, laid over it as data.packing says; `rows` of them make a step.
+    """The training windows of a corpus, laid over it as data.packing says; `rows_a_step` of them make a step.
 
     random: as `batch`. sequential: the text is cut into windows one after the other, and each epoch takes every one of
     them once, in an order of its own. documents: the same with each document cut by itself, so that no window crosses

@@ -3,6 +3,7 @@
 The packages in `data/` say what a corpus is: a `Source` of `Document`s each.
 """
 
+import codecs
 import hashlib
 import json
 import os
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt.errors import DataError
+import numpy as np
+
+from gpt.errors import DataError, shown
 
 BLOCK = 2**20  # bytes of text read at a time, so that memory does not grow with the corpus
 LONGEST = 2**21  # characters that are encoded together at most
@@ -22,7 +25,7 @@ class Document:
     """One text of a corpus, or a part of one: `ends` is False where it goes on in another split."""
 
     split: str  # "train", "val" or "test"
-    blocks: Iterable[str]
+    blocks: Iterable[str] | Iterable[np.ndarray]  # text, or ids where a source has these
     ends: bool = True
 
 
@@ -48,8 +51,9 @@ class Source:
     documents: Callable[[int], Iterator[Document | Skipped]]
     skipped: dict[str, int] = field(default_factory=dict)  # why -> how many files that never became documents
     size: Callable[[], int | None] = lambda: None  # bytes to read, about, for the progress bar; None: nobody knows yet
-    of_ids: bool = False  # the documents are ids of two bytes, not text
+    ids_at: dict[str, Path] = field(default_factory=dict)  # split -> its file, of documents that are ids of two bytes
     settled: dict = field(default_factory=dict)  # plain JSON that `documents` looks up once: kept for who goes on
+    state: str = ""  # `state_of` its files, which are to stay the same ones while they are read
     vocabulary: tuple[str, str] | None = None  # of documents that are ids: the only tokenizer, and what to do about it
 
 
@@ -69,6 +73,8 @@ def splits_of(names: Iterable[str], val_fraction: float, test_fraction: float) -
     fraction above 0), where there are three or more. Which are for validation does not depend on `test_fraction`.
     """
     ordered = sorted(names, key=hash_share)  # as split_of says, but for the counts
+    if not ordered:
+        return {}
     below = [
         sum(hash_share(name) < share for name in ordered) for share in (val_fraction, val_fraction + test_fraction)
     ]
@@ -90,6 +96,35 @@ def listing(entries: Iterable[list]) -> dict:
     return {"files": len(entries), "sha256": hashlib.sha256(json.dumps(entries).encode()).hexdigest()}
 
 
+def state_of(stats: Iterable[os.stat_result]) -> str:
+    """A hash that is another one where a file was written to, or replaced even by one of the same size and time."""
+    told = [(stat.st_ino, stat.st_ctime_ns, stat.st_size, stat.st_mtime_ns) for stat in stats]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+def left_out(skipped: dict[str, int]) -> str:
+    """How many of each kind, in words; "" where nothing was."""
+    return ", ".join(f"{count:,} {why}" for why, count in skipped.items())
+
+
+MARKS = {  # how a text in another encoding may begin; two bytes are the beginning of four
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def check_mark(path: Path, head: bytes) -> None:
+    """Raises DataError where `head`, the first bytes of a text, say that it is UTF-16 or UTF-32."""
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            raise DataError(
+                f"{shown(path)}: byte 0 (0x{head[0]:02x}) is not UTF-8; allowed: UTF-8 text; it begins with the "
+                f"byte-order mark of another encoding: iconv -f {encoding} -t utf-8"
+            )
+
+
 def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """The UTF-8 text of the bytes start..stop of a file, about a megabyte at a time.
 
@@ -99,6 +134,7 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
     try:
         with open(path, "rb") as file:
             before = os.fstat(file.fileno())
+            check_mark(path, file.read(4))  # whatever is read first: half of such a text can pass for UTF-8
             file.seek(start)
             at, rest = start, b""  # `rest`: the beginning of a character that the block cut in two
             while True:
@@ -108,11 +144,9 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
                     text, rest = data.decode("utf-8"), b""
                 except UnicodeDecodeError as error:
                     if not new or error.reason != "unexpected end of data":
-                        wide = at == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff")  # byte-order marks
-                        encoding = "utf-16" if wide else "<its encoding>"
                         raise DataError(
-                            f"{path}: byte {at + error.start:,} (0x{data[error.start]:02x}) is not UTF-8; "
-                            f"allowed: UTF-8 text; convert it: iconv -f {encoding} -t utf-8"
+                            f"{shown(path)}: byte {at + error.start:,} (0x{data[error.start]:02x}) is not UTF-8; "
+                            "allowed: UTF-8 text; convert it: iconv -f <its encoding> -t utf-8"
                         ) from None
                     text, rest = data[: error.start].decode("utf-8"), data[error.start :]
                 at += len(data) - len(rest)
@@ -120,11 +154,12 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None) -> Iterator
                     yield text
                 if not new:
                     break
-            after = os.fstat(file.fileno())
-            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-                raise DataError(f"{path}: changed while it was read; run the same command again when it is at rest")
+            if state_of([os.fstat(file.fileno())]) != state_of([before]):
+                raise DataError(
+                    f"{shown(path)}: changed while it was read; run the same command again when it is at rest"
+                )
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{shown(path)}: cannot be read ({error.strerror})") from None
 
 
 def cut_text(path: Path, val_fraction: float, test_fraction: float) -> Iterator[Document]:

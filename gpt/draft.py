@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.corpus import FORMAT, SPLITS, remember, seal, whole
+from gpt.corpus import FORMAT, SPLITS, remember, whole
 from gpt.documents import Source
 from gpt.encode import Part, Place
 from gpt.errors import DataError
-from gpt.files import write_atomic
+from gpt.files import seal, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from gpt.tokens import TokenWriter
 
@@ -19,11 +19,12 @@ from gpt.tokens import TokenWriter
 class Draft:
     """A corpus on the way: token files that grow, and what is known of them, in `folder`.
 
-    progress.json says how far all of them are good; a draft of the same `identity` goes on from there.
+    progress.json says how far all of them are good, with their sha256 up to there; a draft of the same `identity` goes
+    on from there.
     """
 
-    def __init__(self, folder: Path, identity: str, source: Source, new: Callable[[], Tokenizer]):
-        self.folder, self.identity = folder, identity
+    def __init__(self, folder: Path, identity: str, source: Source, new: Callable[[], Tokenizer], log=print):
+        self.folder, self.identity, self.ids_at, self.log = folder, identity, source.ids_at, log
         self.settled = source.settled
         if not self._resume():
             for path in folder.iterdir():
@@ -34,13 +35,19 @@ class Draft:
 
     def _resume(self) -> bool:
         """Whether there is a draft of the same that can be gone on with; opens it."""
+        path = self.folder / "progress.json"
+        if not path.is_file():
+            return False
         try:
-            saved = json.loads((self.folder / "progress.json").read_text(encoding="utf-8"))
+            saved = json.loads(path.read_text(encoding="utf-8"))
             if saved["identity"] != self.identity:
                 return False
             self._open(saved, load_tokenizer(saved["tokenizer"]))
+            if [sha256.result() for sha256 in self.hashes] != saved["sha256"]:
+                raise DataError("its ids are not those that were written")
             self.settled.update(saved["settled"])
-        except (KeyError, TypeError, ValueError, AttributeError, OSError, DataError):  # none, or damaged
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, DataError):
+            self.log("  beginning anew: what a killed preparation left is damaged")
             return False
         return True
 
@@ -52,7 +59,9 @@ class Draft:
         dtype, vocab_size = id_dtype(self.tokenizer.vocab_size), self.tokenizer.vocab_size
         self.ids, self.starts = {}, {}
         for split, counts in state["splits"].items():
-            self.ids[split] = TokenWriter(self.folder, split, dtype, vocab_size, whole(counts["tokens"]))
+            self.ids[split] = TokenWriter(
+                self.folder, split, dtype, vocab_size, whole(counts["tokens"]), self.ids_at.get(split)
+            )
             self.starts[split] = TokenWriter(
                 self.folder, f"{split}_documents", np.dtype(np.uint64), count=whole(counts["documents"])
             )
@@ -60,6 +69,7 @@ class Draft:
 
     def _reached(self, place: Place) -> None:
         self.place = place
+        self.hashes = [writer.digest.so_far() for writer in (*self.ids.values(), *self.starts.values())]
         self.checkpointed = {"splits": self.counts(), "skipped": dict(self.skipped), "place": list(place)}
 
     def counts(self) -> dict:
@@ -117,6 +127,7 @@ class Draft:
             self.folder / "progress.json",
             json.dumps(
                 {"identity": self.identity, "tokenizer": self.tokenizer.state(), "settled": self.settled}
+                | {"sha256": [sha256.result() for sha256 in self.hashes]}
                 | self.checkpointed
             ),
         )

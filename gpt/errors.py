@@ -3,11 +3,19 @@
 import difflib
 
 
+def shown(value: object, most: int = 200) -> str:
+    """For a message: characters that cannot be printed are escaped, and of a long text the middle is left out."""
+    text = str(value)
+    if len(text) > most:
+        text = f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class UserError(Exception):
     """Says what is wrong, what was given and allowed, and the next command, in one line."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        super().__init__(shown(" ".join(message.split()), 2000))
 
 
 class ConfigError(UserError):
@@ -28,7 +36,7 @@ class UnknownKey(ConfigError):
         self.key = key
         close = difflib.get_close_matches(key.rsplit(".", 1)[-1], keys, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        UserError.__init__(self, f"{key}: there is no such key; {hint}the keys are {', '.join(keys)}")
+        UserError.__init__(self, f"{shown(key)}: there is no such key; {hint}the keys are {', '.join(keys)}")
 
 
 class DataError(UserError):

@@ -79,6 +79,18 @@ def append_json_line(path: Path, value: dict) -> None:
             os.close(file)
 
 
+def seal(value: dict) -> str:
+    """`value` as JSON that carries its own sha256, so that a flipped bit in it is noticed too."""
+    value = json.loads(json.dumps(value, allow_nan=False))
+    return json.dumps({**value, "sha256": digest(value)}, indent=1)
+
+
+def digest(value: dict) -> str:
+    """Of all that is in `value` but its own sha256, in hex."""
+    rest = {key: one for key, one in value.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def sha256_of(path: Path) -> str:
     """Of the content, in hex."""
     with open(path, "rb") as file:

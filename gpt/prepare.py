@@ -10,11 +10,11 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-from gpt.corpus import FORMAT, Corpus, open_checked
-from gpt.documents import Document, Source, SourceGone
+from gpt.corpus import FORMAT, Corpus, open_corpus
+from gpt.documents import Document, Source, SourceGone, left_out
 from gpt.draft import Draft
 from gpt.encode import WorkerDied, encode_all, parts_of, tasks_of
-from gpt.errors import ConfigError, DataError
+from gpt.errors import ConfigError, DataError, shown
 from gpt.meter import Meter
 from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import Tokenizer, new_tokenizer, tokenizer_label
@@ -35,16 +35,10 @@ def write_corpus(
             tokenizer, (one for one in source.documents(0) if isinstance(one, Document)), data.max_tokens
         )
 
-    facts = {
-        "name": data.name,
-        "source": source.description,
-        "fingerprint": source.fingerprint,
-        "val_fraction": data.val_fraction,
-        "test_fraction": data.test_fraction,
-        "max_tokens": data.max_tokens,
-    }
-    identity = json.dumps([FORMAT, facts, tokenizer_label(tokenizer)], sort_keys=True)
-    draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new)
+    facts = {"name": data.name, "source": source.description, "fingerprint": source.fingerprint}
+    facts |= fractions(data) | {"max_tokens": data.max_tokens}
+    identity = json.dumps([FORMAT, facts, tokenizer_label(tokenizer), source.state], sort_keys=True)
+    draft = Draft(folder, hashlib.sha256(identity.encode()).hexdigest(), source, new, log)
     if draft.tokens:
         log(f"  going on behind {draft.tokens:,} tokens")
     saved = time.monotonic()
@@ -56,7 +50,7 @@ def write_corpus(
             for task, results, place in encoded:
                 size = size or source.size()
                 draft.write(task, results, place, data.max_tokens)
-                read = 2 * draft.tokens if source.of_ids else draft.bytes
+                read = 2 * draft.tokens if source.ids_at else draft.bytes
                 meter.update(read, draft.documents, done(read, size, draft.tokens, data.max_tokens))
                 if data.max_tokens is not None and draft.tokens >= data.max_tokens:
                     break
@@ -65,11 +59,10 @@ def write_corpus(
                     saved = time.monotonic()
         for split in ("train", "val"):
             if not draft.n_bytes[split]:
-                ended = data.max_tokens is not None and draft.tokens >= data.max_tokens
-                mend = f"say more than data.max_tokens={data.max_tokens}" if ended else "give a longer one"
-                raise DataError(f"{source.description}: too little text, the {split} split is empty; {mend}")
-        if _source(data).fingerprint != source.fingerprint:
-            raise DataError(f"{source.description}: changed while it was read; run the same command again")
+                raise DataError(too_little(split, draft, data, source))
+        now = _source(data)
+        if (now.fingerprint, now.state) != (source.fingerprint, source.state):
+            raise DataError(f"{shown(source.description)}: changed while it was read; run the same command again")
         draft.finish(facts)
     except BaseException as error:
         if resumable(error):
@@ -79,6 +72,25 @@ def write_corpus(
     finally:
         with contextlib.suppress(OSError):
             draft.close()
+
+
+def fractions(data: DataConfig) -> dict[str, float]:
+    """The fractions that say what is held out, where this corpus reads them."""
+    from data import package
+
+    keys = ("val_fraction", "test_fraction") if data.val_split is None else ()
+    return {key: getattr(data, key) for key in keys if key in package(data).KEYS}
+
+
+def too_little(split: str, draft: Draft, data: DataConfig, source: Source) -> str:
+    """What to say of a corpus whose `split` is empty."""
+    if data.max_tokens is not None and draft.tokens >= data.max_tokens:
+        mend = f"say more than data.max_tokens={data.max_tokens}"
+    else:
+        chosen = " and ".join(f"data.{key}={share:g}" for key, share in fractions(data).items())
+        mend = "give a longer text or more documents" + (f", or others than {chosen}" if chosen else "")
+    without = f" (left out: {left_out(draft.skipped)})" if draft.skipped else ""
+    return f"{shown(source.description)}: too little text, the {split} split is empty{without}; {mend}"
 
 
 def done(n_bytes: int, size: int | None, tokens: int, limit: int | None) -> float | None:
@@ -115,7 +127,7 @@ def prepare(
     except SourceGone as gone:
         return _newest(place, tokenizer, gone, log)
     _check_vocabulary(source, tokenizer)
-    folder = place.with_name(f"{place.name}-{_hash(source)}")
+    folder = place.with_name(f"{place.name}-{_hash(source.fingerprint)}")
     corpus, _ = _existing(folder, tokenizer, source)
     if corpus is not None:
         return corpus
@@ -139,11 +151,14 @@ def prepare(
                 if why:
                     log(f"{folder}: preparing again, because {why}")
                 elif others:
-                    log(f"{folder}: preparing; its source is another than that of {others[0].name}, which stays")
+                    log(
+                        f"{folder}: preparing; {others[0].name} stays, which is of an older version or of files that "
+                        "were changed or touched since"
+                    )
                 else:
                     log(f"{folder}: preparing")
                 _build(folder, beside / place.name, data, tokenizer, source, workers or cores(), log)
-                corpus = open_checked(folder)
+                corpus = open_corpus(folder)
                 if corpus.meta["skipped"]:
                     log(f"{folder}: left out {corpus.skipped}")
         finally:
@@ -154,6 +169,21 @@ def prepare(
             "and give the same command again"
         ) from None
     return corpus
+
+
+def since(data: DataConfig, corpus: Corpus) -> str | None:
+    """In a line, that what `corpus` was prepared from has changed; None where it has not, or is not there any more."""
+    try:
+        now = _source(data).fingerprint
+    except DataError:
+        return None
+    then = corpus.meta["fingerprint"]
+    if corpus.meta["format"] != FORMAT or now == then:
+        return None
+    return (
+        f"{corpus.folder}: going on with the tokens of before, although their files were changed or touched since "
+        f"(hash of the source then {_hash(then)}, now {_hash(now)})"
+    )
 
 
 def check_source(data: DataConfig, tokenizer: TokenizerConfig, root: Path = Path("data")) -> None:
@@ -184,7 +214,7 @@ def _source(data: DataConfig) -> Source:
     try:
         return package(data).source(data)
     except OSError as error:
-        raise DataError(f"data.path: {error.filename} cannot be read ({error.strerror})") from None
+        raise DataError(f"data.path: {shown(error.filename)} cannot be read ({error.strerror})") from None
 
 
 def _check_vocabulary(source: Source, tokenizer: TokenizerConfig) -> None:
@@ -193,8 +223,8 @@ def _check_vocabulary(source: Source, tokenizer: TokenizerConfig) -> None:
         raise ConfigError("tokenizer", tokenizer.name, *source.vocabulary)
 
 
-def _hash(source: Source) -> str:
-    return hashlib.sha256(json.dumps([FORMAT, source.fingerprint], sort_keys=True).encode()).hexdigest()[:8]
+def _hash(fingerprint: dict) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, fingerprint], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _prepared(place: Path) -> list[Path]:
@@ -219,7 +249,7 @@ def _existing(folder: Path, tokenizer: TokenizerConfig, source: Source | None = 
     if not folder.exists():
         return None, ""
     try:
-        corpus = open_checked(folder)
+        corpus = open_corpus(folder)
     except DataError as error:
         return None, str(error)
     if corpus.meta["format"] != FORMAT:

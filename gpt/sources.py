@@ -9,11 +9,25 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
 from itertools import count, takewhile
 from pathlib import Path
 
-from gpt.documents import BLOCK, Document, Skipped, SourceGone, listing, read_blocks, split_of, splits_of
-from gpt.errors import ConfigError, DataError
+from gpt.documents import (
+    BLOCK,
+    Document,
+    Skipped,
+    Source,
+    SourceGone,
+    check_mark,
+    left_out,
+    listing,
+    read_blocks,
+    split_of,
+    splits_of,
+    state_of,
+)
+from gpt.errors import ConfigError, DataError, shown
 from gpt.schema import DataConfig
 
 PACKED = (".gz", ".zst")
@@ -34,6 +48,21 @@ def path_label(path: Path, *more: object) -> str:
     return f"{stem}-{hashlib.sha256(b'|'.join(told)).hexdigest()[:8]}"
 
 
+def _step(pattern: tuple[str, ...], reached: set[int], name: str) -> set[int]:
+    """How many parts of a pattern the folders on the way have used up, each way to match them, behind one more name."""
+    stay = {n for n in reached if n < len(pattern) and pattern[n] == "**"}
+    matched = {n + 1 for n in reached - stay - {len(pattern)} if fnmatchcase(name, pattern[n])}
+    return _begin(pattern, stay | matched)
+
+
+def _begin(pattern: tuple[str, ...], reached: set[int]) -> set[int]:
+    """`reached`, and what is reached from there since ** may stand for no folder at all."""
+    for n, part in enumerate(pattern):
+        if n in reached and part == "**":
+            reached = reached | {n + 1}
+    return reached
+
+
 class Files:
     """The files at `path`: one file, those of a folder that end in `suffixes`, or those that a pattern such as *.txt
     matches.
@@ -45,38 +74,49 @@ class Files:
 
     def __init__(self, path: Path, suffixes: Iterable[str], allowed: str):
         self.skipped: dict[str, int] = {}  # why -> how many
-        suffixes = tuple(suffixes)
         if path.is_dir():
-            self.paths = self._walk(path, suffixes)
+            self.paths = self._walk(path, ("**",), tuple(suffixes))
         elif path.is_file():
             self.paths = {path.name: path}
         elif path.exists():
-            raise DataError(f"data.path: got {str(path)!r}, which is neither a file nor a folder; allowed: {allowed}")
+            raise DataError(f"data.path: got '{shown(path)}', which is neither a file nor a folder; allowed: {allowed}")
         else:
-            found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
             fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
-            self.paths = {file.relative_to(fixed).as_posix(): file for file in found if self._usable(file)}
-            if not found:
-                raise SourceGone(f"data.path: got {str(path)!r}, which is not there; allowed: {allowed}")
+            pattern = path.parts[len(fixed.parts) :]
+            self.paths = self._walk(fixed, pattern) if pattern and fixed.is_dir() else {}
+            if not self.paths and not self.skipped:
+                raise SourceGone(f"data.path: got '{shown(path)}', which is not there; allowed: {allowed}")
         if not self.paths:
-            raise SourceGone(f"data.path: {path} holds no text; allowed: {allowed}")
+            why = f" (left out: {left_out(self.skipped)})" if self.skipped else ""
+            raise SourceGone(f"data.path: {shown(path)} holds no text{why}; allowed: {allowed}")
         self.stats = {name: file.stat() for name, file in self.paths.items()}
         if not self.size:
-            raise SourceGone(f"data.path: {path} is empty; allowed: {allowed}")
+            raise SourceGone(f"data.path: {shown(path)} is empty; allowed: {allowed}")
 
-    def _walk(self, folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    def _walk(self, folder: Path, pattern: tuple[str, ...], suffixes: tuple[str, ...] = ("",)) -> dict[str, Path]:
+        """The files below `folder` whose names from there on match `pattern`, a part a folder, ** for any number.
+
+        Folders that are hidden or linked, which may lead in a circle, are not entered, whatever the pattern.
+        """
+
         def refuse(error: OSError):
-            raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
+            raise DataError(f"{shown(error.filename)}: cannot be read ({error.strerror})")
 
-        found = {}
+        found, reached = {}, {str(folder): _begin(pattern, {0})}
         for at, folders, names in os.walk(folder, onerror=refuse):
-            hidden = {name for name in folders if name.startswith(".") or name == "__pycache__"}
-            linked = {name for name in folders if Path(at, name).is_symlink()} - hidden  # they may lead in a circle
-            folders[:] = [name for name in folders if name not in hidden | linked]
+            here = reached.pop(at)
+            below = {name: _step(pattern, here, name) for name in folders}
+            entered = {name for name in folders if below[name] - {len(pattern)}}
+            hidden = {name for name in entered if name.startswith(".") or name == "__pycache__"}
+            linked = {name for name in entered if Path(at, name).is_symlink()} - hidden
+            folders[:] = [name for name in folders if name in entered - hidden - linked]
+            reached |= {os.path.join(at, name): below[name] for name in folders}
             self._skip("hidden folders", len(hidden))
             self._skip("linked folders", len(linked))
             for name in names:
                 path = Path(at, name)
+                if len(pattern) not in _step(pattern, here, name):
+                    continue
                 if name.startswith("."):
                     self._skip("hidden files")
                 elif not name.lower().endswith(suffixes):
@@ -117,6 +157,10 @@ class Files:
             return self.size
         return self.size - size_packed + int(size_packed * _swelling(self.paths[packed[0]]))
 
+    @property
+    def state(self) -> str:
+        return state_of(self.stats.values())
+
     def fingerprint(self) -> dict:
         return listing([name, stat.st_size, stat.st_mtime_ns] for name, stat in self.stats.items())
 
@@ -155,16 +199,20 @@ def read_text(path: Path) -> Iterator[str]:
     try:
         with unpacked(path) as file:
             while new := file.read(BLOCK):
+                if at == 0:
+                    check_mark(path, new)
                 begin, at = at - len(decoder.getstate()[0]), at + len(new)
                 if text := decoder.decode(new):
                     yield text
             begin = at - len(decoder.getstate()[0])
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {begin + error.start:,} of its text is not UTF-8; allowed: UTF-8 text") from None
+        raise DataError(
+            f"{shown(path)}: byte {begin + error.start:,} of its text is not UTF-8; allowed: UTF-8 text"
+        ) from None
     except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read behind byte {at:,} of its text ({reason})") from None
+        raise DataError(f"{shown(path)}: cannot be read behind byte {at:,} of its text ({reason})") from None
 
 
 def in_blocks(text: str) -> Iterator[str]:
@@ -196,10 +244,29 @@ def stream(texts: Callable[[int], Iterator], start: int, config: DataConfig) -> 
             yield Document(seen.get(number) or split_of(number, *fractions), text)
 
 
+def source_of_rows(
+    config: DataConfig, suffixes: Iterable[str], allowed: str, texts: Callable, text_size: Callable[[Files, str], int]
+) -> Source:
+    """The Source of files that have a text in each line or row, each held out or not by its number.
+
+    `texts(paths, field, n)` gives from number n on the blocks of each text, or a Skipped.
+    """
+    path = located(config, allowed)
+    files, field = Files(path, suffixes, allowed), config.text_field
+    return Source(
+        str(path),
+        files.fingerprint() | {"text_field": field},
+        lambda start: stream(lambda first: texts(files.paths.values(), field, first), start, config),
+        files.skipped,
+        size=lambda: text_size(files, field),
+        state=files.state,
+    )
+
+
 def checked_text(row: dict, field: str, where: str) -> str | None:
     """What a row has as its text; None where that is null. Raises DataError for any other value, and for no text."""
     if field not in row:
-        fields = ", ".join(list(map(str, row))[:20])
+        fields = ", ".join(shown(key, 40) for key in list(row)[:20])
         raise DataError(f"{where}: has no {field!r}; allowed as data.text_field: {fields or 'nothing, it is empty'}")
     text = row[field]
     if text is not None and not isinstance(text, str):

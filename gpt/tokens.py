@@ -13,11 +13,12 @@ import bisect
 import hashlib
 import io
 import os
+import stat
 import struct
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,10 @@ class Digest:
     def end_shard(self) -> None:
         self._later(self._end)
 
+    def so_far(self) -> Future:
+        """The sha256 of all numbers up to now, in hex, as soon as it is known."""
+        return HASHING.submit(lambda: (self.whole if self.shards else self.shard).hexdigest())
+
     def wait(self) -> None:
         while self.waiting:
             self.waiting.popleft().result()
@@ -86,11 +91,20 @@ class TokenWriter:
     """Shards that grow. Ids that the vocabulary lacks are refused, never wrapped.
 
     With `count` the numbers that are there already are kept up to that many, and those behind them forgotten.
-    Raises DataError where there are fewer.
+    Raises DataError where there are fewer. `place` is what an error about an id names: else the shards.
     """
 
-    def __init__(self, folder: Path, stem: str, dtype: np.dtype, vocab_size: int | None = None, count: int = 0):
+    def __init__(
+        self,
+        folder: Path,
+        stem: str,
+        dtype: np.dtype,
+        vocab_size: int | None = None,
+        count: int = 0,
+        place: Path | None = None,
+    ):
         self.folder, self.stem, self.dtype, self.vocab_size, self.count = folder, stem, dtype, vocab_size, count
+        self.place = place or folder / stem
         self.file = None
         self.digest = Digest()
         whole, rest = divmod(count, SHARD)
@@ -111,7 +125,7 @@ class TokenWriter:
     def write(self, ids: np.ndarray) -> None:
         """Appends (n,) numbers of any integer type."""
         if self.vocab_size is not None:
-            check_ids(f"{self.folder / self.stem}", ids, self.vocab_size, self.count)
+            check_ids(self.place, ids, self.vocab_size, self.count)
         while len(ids):
             n, filled = divmod(self.count, SHARD)
             if self.file is None:
@@ -238,12 +252,14 @@ def _close(files: list[int]) -> None:
 def _open(path: Path, count: int, dtype: np.dtype, head: Callable) -> int:
     """A file descriptor of the shard; raises DataError where it is another file than expected."""
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # at once, whatever it is
     except FileNotFoundError:
         raise DataError(f"{path}: not there") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise DataError(f"{path}: cannot be read (no plain file)")
         wanted = head(dtype, count)
         size, expected = os.fstat(file).st_size, len(wanted) + count * dtype.itemsize
         if size != expected:

@@ -53,6 +53,13 @@ def answer(capsys, monkeypatch, *words: str, script: str = "train") -> str:
         (["--nope"], "unrecognized arguments: --nope; "),
         (["--config-name=eval"], "--config-name, --config-path: train.py has one configuration"),
         (["~data", "data.path=x"], "data.path: is gone, since another word of this command removes it"),
+        (
+            ["data=nanogpt", "data.val_fraction=0.5"],
+            "data.val_fraction: data=nanogpt has no such key; configs/data has",
+        ),
+        (["data=tinystories", "data.val_fraction=0.1"], "data.val_fraction: data=tinystories has no such key"),
+        (["data=text", "data.path=\udcff\udcfe.txt"], r"data.path=\udcff\udcfe.txt: is not UTF-8"),
+        (["data=text", "data.path='\udcff'"], r"data.path='\udcff': is not UTF-8, which cannot be given here; rename"),
         (["hydra.mode=FOO"], "hydra.mode: got 'FOO', not allowed: Invalid value 'FOO', expected one of [RUN"),
         (["name=${nokey}"], "name: Interpolation key 'nokey' not found"),
         (["seed=1,2"], "seed: got '1,2', several values; to sweep over them add -m"),

@@ -34,11 +34,11 @@ from data import COMMON, CORPORA, package
 from data.wikitext import articles, lines_of
 from gpt.cli import compose
 from gpt.documents import Skipped, hash_share
-from gpt.errors import ConfigError, DataError
+from gpt.errors import ConfigError, DataError, UserError
 from gpt.meter import Meter
 from gpt.prepare import check_source, prepare
 from gpt.schema import DataConfig, TokenizerConfig, build
-from tests.texts import BYTE, CHAR, ROOT, relaxed
+from tests.texts import BYTE, CHAR, ROOT, relaxed, run_python
 from tests.tokenizer_files import fill
 
 TEXTS = [
@@ -106,6 +106,7 @@ def test_every_corpus_can_be_chosen():
 @pytest.mark.parametrize("name", CORPORA)
 def test_a_key_of_another_corpus_is_refused(name, tmp_path):
     other = {"path": "x", "marker": "x", "site_packages": True, "text_field": "x", "repo": "a/b", "val_split": "x"}
+    other |= {"val_fraction": 0.5, "test_fraction": 0.3}
     for key in set(other) - CORPORA[name].KEYS:
         with pytest.raises(ConfigError, match=f"data.{key}: got .*, allowed: .*, since data={name} does not read it"):
             check_source(DataConfig(name, **{key: other[key]}), BYTE, tmp_path)
@@ -213,6 +214,42 @@ def test_what_is_left_out_of_json_lines_is_counted(tmp_path):
     assert "2 blank lines" in corpus.summary()
 
 
+NOTHING = {
+    "blank lines": b"\n\n\n",
+    "empty texts": b'{"text": ""}\n{"text": null}\n',
+}
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, CHAR, TokenizerConfig("bpe", vocab_size=300)], ids=lambda one: one.name)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "nothing.jsonl.gz", "nothing.parquet"])
+@pytest.mark.parametrize("corpus", ["own", "hf"])
+def test_a_corpus_without_any_text_is_one_line(tmp_path, corpus, name, tokenizer):
+    path, corpus = tmp_path / name, ("parquet" if "parquet" in name else "jsonl") if corpus == "own" else corpus
+    for why, content in NOTHING.items():
+        skipped = {"blank lines": 3, "empty texts": 2}[why]
+        if name.endswith("parquet"):
+            n = 0 if name.startswith("nothing") else 2
+            pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([None] * n, pyarrow.string())}), path)
+            why, skipped = "empty texts", n
+        else:
+            content, skipped = (b"", 0) if name.startswith("nothing") else (content, skipped)
+            path.write_bytes(packed(name, content))
+        left = rf" .left out: {skipped} {why}." if skipped else ""
+        message = rf"{name}: too little text, the train split is empty{left}; give"
+        if tokenizer is not BYTE:
+            message = "the texts are empty|for so little training text"
+        with pytest.raises(UserError, match=message) as error:
+            prepare(DataConfig(corpus, path=str(path)), tokenizer, tmp_path / "data", lambda _: None)
+        assert "\n" not in str(error.value)
+
+
+def test_what_a_corpus_of_one_document_lacks(tmp_path):
+    config = DataConfig("jsonl", path=write_lines(tmp_path / "a.jsonl", [{"text": "long " * 1000}]), val_fraction=0.3)
+    message = "val split is empty; give .* more documents, or others than data.val_fraction=0.3 and data.test_fraction"
+    with pytest.raises(DataError, match=message):
+        prepare(config, BYTE, tmp_path / "data", lambda _: None)
+
+
 GOOD = '{"text": "é"}\n'.encode()
 
 
@@ -230,7 +267,8 @@ GOOD = '{"text": "é"}\n'.encode()
         (b'{"text": 3}', "line 3 .byte 30.: 'text' is a int, allowed: a text or null"),
         (b'{"text": ["a"]}', "line 3 .byte 30.: 'text' is a list"),
         (b'["a"]', "line 3 .byte 30. holds .*; allowed: an object with a text"),
-        (b"[" * 100_000, "line 3 .byte 30. is no JSON that can be read"),
+        (b"[" * 100_000, "line 3 .byte 30. holds '.{40}'; allowed: an object with a text"),
+        (b'{"a":' * 100_000, "line 3 .byte 30. is no JSON that can be read"),
         (b'{"text": "ab\\ud800"}', "line 3 .byte 30.: character 2 of 'text' is U.D800, half a surrogate pair"),
     ],
 )
@@ -258,6 +296,65 @@ def test_a_damaged_packed_file_is_named(tmp_path, name, damage):
     with pytest.raises(DataError, match=f"{name}: (cannot be read behind line [0-9,]+ |line [0-9,]+)") as error:
         read(DataConfig("jsonl", path=str(tmp_path / name)))
     assert "\n" not in str(error.value)
+
+
+def test_a_line_that_is_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.jsonl.LINE", 1000)
+    longest = json.dumps({"text": "a" * 987}) + "\n"  # 1,000 bytes
+    (tmp_path / "a.jsonl").write_text(longest * 3)
+    config = DataConfig("jsonl", path=str(tmp_path / "a.jsonl"))
+    assert texts_of(read(config)) == ["a" * 987] * 3
+    (tmp_path / "a.jsonl").write_text(longest * 3 + longest.replace("a", "aa", 1))
+    with pytest.raises(
+        DataError, match="a.jsonl: line 4 .byte [0-9,]+. has more than 1,000 bytes; allowed: .*data=text"
+    ):
+        read(config)
+
+
+def peak(corpus: str, path: object) -> float:
+    """GB of memory that reading all documents takes at most, or refusing them."""
+    code = """
+import re, sys
+from pathlib import Path
+from data import package
+from gpt.errors import DataError
+from gpt.schema import DataConfig
+config = DataConfig(sys.argv[1], path=sys.argv[2])
+try:
+    for document in package(config).source(config).documents(0):
+        for block in document.blocks:
+            pass
+except DataError as error:
+    print(error)
+print(int(re.search("VmHWM: *([0-9]+) kB", Path("/proc/self/status").read_text().replace("\\t", " "))[1]) / 2**20)
+"""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no /proc here")
+    done = run_python(code, corpus, path)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.split()[-1])
+
+
+def test_memory_is_bounded_whatever_a_line_or_row_holds(tmp_path):
+    line = tmp_path / "a.jsonl"
+    line.write_bytes(b'{"text": "' + "👩".encode() + b"a" * 10**8 + b'"}\n')
+    assert peak("jsonl", line) < 0.3
+    rows = write_parquet(tmp_path / "a.parquet", [{"text": "a" * 10_000_000}] * 24)
+    assert peak("parquet", rows) < 0.3
+
+
+def test_errors_are_bounded_and_show_what_cannot_be_printed(tmp_path):
+    path = write_lines(tmp_path / "a\nb\x1b.jsonl", [{"k" * 5_000_000: 1}])
+    with pytest.raises(DataError, match=r"a\\nb\\x1b.jsonl: line 1 .byte 0.: has no 'text'; .*: kkk+…kkk+$") as error:
+        read(DataConfig("jsonl", path=path))
+    assert len(str(error.value)) < 500
+    (tmp_path / "a\nb.txt").write_text("a text " * 100)
+    corpus = prepare(DataConfig("text", path=str(tmp_path / "a\nb.txt")), BYTE, tmp_path / "data", lambda _: None)
+    assert r"/a\nb.txt" in corpus.summary() and corpus.meta["source"].endswith("/a\nb.txt")
+    with pytest.raises(DataError) as error:
+        check_source(DataConfig("text", path="/" + "long/" * 5000), BYTE, tmp_path / "data")
+    assert len(str(error.value)) < 1000
+    assert len(str(UserError("a" * 10**6))) <= 2000
 
 
 def test_a_document_comes_in_blocks(tmp_path):
@@ -365,6 +462,34 @@ def test_a_pattern_is_the_folder_wherever_it_is(tmp_path):
     assert one == read(DataConfig("text", path=str(tmp_path / "here/texts/3")))
 
 
+def test_a_pattern_follows_no_linked_folders(tmp_path):
+    """Each file once, however the folders are linked; what is left out is counted as of a folder."""
+    folder = tmp_path / "texts"
+    for n in range(6):
+        (folder / f"sub{n % 2}").mkdir(parents=True, exist_ok=True)
+        (folder / f"sub{n % 2}/{n}.txt").write_text(str(n))
+    for link in ("x", "y", "sub0/z"):
+        (folder / link).symlink_to(folder)
+    (folder / ".git").mkdir()
+    (folder / ".git/a.txt").write_text("hidden")
+    (folder / "sub1/.a.txt").write_text("hidden")
+    (folder / "sub1/notes.md").write_text("another kind")
+    counts = {"hidden folders": 1, "linked folders": 3, "hidden files": 1}
+    for pattern, left_out in (
+        ("**/*.txt", counts),
+        ("**/sub*/**/*.txt", counts),
+        ("*/*.txt", {"hidden folders": 1, "linked folders": 2, "hidden files": 1}),
+        ("sub[01]/*.txt", {"hidden files": 1}),
+        ("sub[01]/[0-9].*", {}),
+        ("**/[0-9].txt", {"hidden folders": 1, "linked folders": 3}),
+    ):
+        config = DataConfig("text", path=str(folder / pattern))
+        assert sorted(texts_of(read(config))) == list("012345"), pattern
+        assert package(config).source(config).skipped == left_out, pattern
+    with pytest.raises(DataError, match="holds no text .left out: 1 hidden folders, 3 linked folders, 1 hidden files"):
+        read(DataConfig("text", path=str(folder / "**/.*.txt")))
+
+
 def test_linked_folders_are_counted(tmp_path):
     (tmp_path / "texts/deep").mkdir(parents=True)
     for n in range(4):
@@ -461,6 +586,7 @@ def test_nanogpts_tokens_are_taken_as_they_are(bins, monkeypatch):
         assert getattr(corpus, f"{split}_documents")[:].tolist() == starts
         n_bytes = corpus.tokenizer.token_bytes()[ids[split]].sum()
         assert corpus.meta["splits"][split]["bytes"] == n_bytes
+    assert not {"val_fraction", "test_fraction"} & set(corpus.meta)  # they say nothing here
     assert corpus.tokenizer.name == "gpt2" and corpus.meta["splits"]["test"]["tokens"] == 0
 
 
@@ -517,6 +643,18 @@ def test_progress_has_an_end_whatever_is_read(tmp_path, monkeypatch, kind):
     prepare(DataConfig("hf", path=str(folder)), BYTE, tmp_path / "data", lambda _: None)
     found = [share for _, _, share in told]
     assert len(found) > 5 and found == sorted(found) and 0.9 < found[-1] <= 1 and found[0] < 0.5
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("corpus", ["jsonl", "hf"])
+def test_the_size_of_json_lines_is_that_of_their_texts(tmp_path, corpus, name):
+    """About: whatever else the lines hold, and packed or not."""
+    rows = [{"text": f"é {n} " * 10, "other": os.urandom(400).hex()} for n in range(9000)]
+    config = DataConfig(corpus, path=write_lines(tmp_path / name, rows))
+    expected = sum(len(row["text"].encode()) for row in rows)
+    assert abs(package(config).source(config).size() / expected - 1) < 0.1
+    (tmp_path / name).write_bytes(packed(name, b'{"no": 1}\n' * 9000))  # a guess that fails is no failure
+    assert package(config).source(config).size() > 0
 
 
 def test_progress_of_a_limit(tmp_path, monkeypatch):
@@ -584,14 +722,15 @@ def test_bpe_cannot_be_trained_on_ids(bins):
         (lambda f: (f / "train.bin").write_bytes(b"abc"), "train.bin: 3 bytes; allowed: ids of two bytes"),
         (
             lambda f: np.array([1, 2, 50257, 3], "<u2").tofile(f / "train.bin"),
-            "token id 50,257 at index 2, allowed: 0 to 50,256",
+            "^/.*/train.bin: token id 50,257 at index 2, allowed: 0 to 50,256",
         ),
     ],
 )
 def test_nanogpts_files_that_cannot_be_used(bins, spoil, message):
     spoil(bins[0])
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as error:
         prepare(DataConfig("nanogpt", path=str(bins[0])), TokenizerConfig("gpt2"), bins[0] / "data", lambda _: None)
+    assert ".preparing" not in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------ Hugging Face's hub
@@ -841,7 +980,7 @@ def test_the_hub_is_asked_for_a_stream_or_for_all(tmp_path, monkeypatch, max_tok
         ({"path": "{}/copy", "text_field": "body"}, "has no column 'body'; allowed as data.text_field: .'id', 'text'"),
         ({"path": "{}/copy", "text_field": "id"}, "column 'id' holds int64, allowed: string"),
         ({"path": "{}/copy", "revision": "v1"}, "data.revision: got 'v1', allowed: null with data.path"),
-        ({"path": "{}/script"}, "data.path: .*script holds no text; allowed"),
+        ({"path": "{}/script"}, "data.path: .*script holds no text .left out: 1 files of another kind.; allowed"),
         (
             {"path": "{}/mixed"},
             "mixed has 1 of Parquet and 2 of JSON lines; allowed: .*; say which: data.path='.*/mixed/",

@@ -1,5 +1,6 @@
 """A corpus is prepared once, whole or not at all, never over another one, and goes on where it was killed."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -51,7 +52,8 @@ def test_a_source_that_changed_is_prepared_beside_what_there_is(tmp_path):
     times = snapshot(first.folder)
     second = text_corpus(tmp_path, {"new.txt": "a new document"}, log=said)
     assert said[1:] == [
-        f"{second.folder}: preparing; its source is another than that of {first.folder.name}, which stays"
+        f"{second.folder}: preparing; {first.folder.name} stays, which is of an older version or of files that were "
+        "changed or touched since"
     ]
     assert second.folder.parent == first.folder.parent and second.folder != first.folder
     assert size(second) == size(first) + 15
@@ -146,7 +148,7 @@ prepare(DataConfig("text", path=sys.argv[1] + "/texts"), TokenizerConfig("byte")
     said = []
     (tmp_path / "texts" / "0.txt").write_text("changed again")  # and who prepares that clears up the leftovers
     corpus = text_corpus(tmp_path, {}, log=said)
-    assert len(said) == 1 and "its source is another than that of" in said[0]
+    assert len(said) == 1 and "files that were changed or touched since" in said[0]
     assert size(corpus) == sum(len(text) + 1 for text in {**DOCUMENTS, "0.txt": "changed again"}.values())
     assert [p.suffix for p in (corpus.folder.parent / ".preparing").iterdir()] == [".lock"]
 
@@ -279,20 +281,30 @@ def test_progress_of_another_text_or_torn_is_not_gone_on_with(tmp_path):
     assert run_python(KILLED, tmp_path, "byte", 4).returncode == -9
     beside = next((tmp_path / "data/text/.preparing").glob("*/progress.json"))
     saved = beside.read_text()
-    for spoiled in (
-        saved[:-5],
-        "{}",
-        "[]",
-        saved.replace('"tokens": ', '"tokens": 9'),
-        saved.replace('"identity": "', '"identity": "0'),
-    ):
+    another = saved.replace('"identity": "', '"identity": "0')
+    for spoiled in (saved[:-5], "{}", "[]", saved.replace('"tokens": ', '"tokens": 9'), another):
         assert spoiled != saved
         beside.parent.mkdir(exist_ok=True)
         beside.write_text(spoiled)
         said = []
         corpus = prepare(config, BYTE, tmp_path / "data", said.append)
-        assert len(said) == 1 and size(corpus) == sum(p.stat().st_size + 1 for p in (tmp_path / "texts").iterdir())
+        damaged = ["  beginning anew: what a killed preparation left is damaged"] * (spoiled != another)
+        assert said[1:] == damaged and size(corpus) == sum(p.stat().st_size + 1 for p in (tmp_path / "texts").iterdir())
         shutil.rmtree(corpus.folder)
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "val_documents-00000.bin"])
+def test_what_was_damaged_since_it_was_saved_is_not_gone_on_with(tmp_path, name):
+    config = large_texts(tmp_path)
+    assert run_python(KILLED, tmp_path, "byte", 9).returncode == -9
+    path = next((tmp_path / "data/text/.preparing").glob(f"*/{name}"))
+    content = bytearray(path.read_bytes())
+    content[32] ^= 1  # the first number
+    path.write_bytes(content)
+    said = []
+    corpus = prepare(config, BYTE, tmp_path / "data", said.append)
+    assert said[1:] == ["  beginning anew: what a killed preparation left is damaged"]
+    assert ids_and_counts(corpus) == ids_and_counts(prepare(config, BYTE, tmp_path / "straight", [].append))
 
 
 def test_the_same_bytes_whatever_the_number_of_workers(tmp_path, monkeypatch):
@@ -342,6 +354,37 @@ def test_a_folder_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
     assert [p for p in (tmp_path / "data").rglob("*") if p.is_file() and p.suffix != ".lock"] == []
     monkeypatch.setattr(gpt.prepare, "encode_all", real)
     assert size(prepare(config, BYTE, tmp_path / "data", [].append)) > 0
+
+
+@pytest.mark.parametrize("how", ["replaced", "overwritten"])
+@pytest.mark.parametrize("when", ["read", "killed"])
+def test_a_file_that_is_another_one_of_the_same_size_and_time(tmp_path, monkeypatch, how, when):
+    """Never one half of each: neither in one go, nor behind a preparation that was killed."""
+    path, config = tmp_path / "a.txt", DataConfig("text", path=str(tmp_path / "a.txt"))
+    path.write_text("lower case " * 3000)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    real = gpt.prepare.encode_all
+
+    def act(*arguments):
+        for n, found in enumerate(real(*arguments)):
+            if n == 3:
+                new = path if how == "overwritten" else tmp_path / "new"
+                new.write_text("LOWER CASE " * 3000)
+                os.utime(new, ns=times)
+                os.replace(new, path)
+                if when == "killed":
+                    raise Killed("killed")
+            yield found
+
+    monkeypatch.setattr(gpt.documents, "BLOCK", 3000)
+    monkeypatch.setattr(gpt.encode, "TASK", 3000)
+    monkeypatch.setattr(gpt.prepare, "encode_all", act)
+    with pytest.raises((Killed, DataError), match="killed" if when == "killed" else "changed while it was read"):
+        prepare(config, BYTE, tmp_path / "data", [].append)
+    monkeypatch.setattr(gpt.prepare, "encode_all", real)
+    corpus = prepare(config, BYTE, tmp_path / "data", [].append)
+    text = "".join(corpus.tokenizer.decode(getattr(corpus, split)[:]) for split in ("train", "test", "val"))
+    assert text == "LOWER CASE " * 3000 and corpus.meta["fingerprint"].keys() == {"files", "sha256"}
 
 
 def test_a_limit_of_tokens_is_exact(tmp_path, monkeypatch):
@@ -394,11 +437,20 @@ def test_hostile_texts_come_back_byte_for_byte(tmp_path, content, tokenizer):
     assert sum(corpus.meta["splits"][split]["bytes"] for split in ("train", "val", "test")) == len(content)
 
 
-def test_utf_16_is_named_with_the_way_to_convert_it(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_bytes("Windows".encode("utf-16"))
-    with pytest.raises(DataError, match="text.txt: byte 0 .0xff. is not UTF-8; allowed: .* iconv -f utf-16 -t utf-8"):
-        prepare(DataConfig("text", path=str(path)), BYTE, tmp_path / "data", [].append)
+@pytest.mark.parametrize(
+    "corpus, name", [("text", "a.txt"), ("jsonl", "a.jsonl"), ("jsonl", "a.jsonl.gz"), ("hf", "a.txt.gz")]
+)
+@pytest.mark.parametrize("order", ["le", "be"])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_other_encodings_are_named_with_the_way_to_convert_them(tmp_path, corpus, name, bits, order):
+    """Also where the end of the text, which is read first, would pass for UTF-8."""
+    path = tmp_path / name
+    content = ("\ufeff" + '{"text": "Windows"}\n' * 50).encode(f"utf-{bits}-{order}")
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(
+        DataError, match=f"{name}: byte 0 .0x{content[0]:02x}. is not UTF-8; .* iconv -f utf-{bits} -t utf-8"
+    ):
+        prepare(DataConfig(corpus, path=str(path)), BYTE, tmp_path / "data", [].append)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -115,7 +115,11 @@ def test_what_is_left_out_of_a_folder_is_counted(tmp_path):
         (lambda p: None, "data.path: got .* which is not there"),
         (lambda p: p.mkdir(), "holds no text; allowed: a UTF-8 text file, a folder"),
         (lambda p: p.touch(), "is empty"),
-        (lambda p: p.write_text("a"), "too little text, the train split is empty"),
+        (
+            lambda p: p.write_text("a"),
+            "too little text, the train split is empty .left out: 1 empty.; give a longer text or more documents, or "
+            "others than data.val_fraction=0.1 and data.test_fraction=0.05$",
+        ),
         (lambda p: p.write_bytes(b"caf\xe9 au lait"), "byte 3 \\(0xe9\\) is not UTF-8"),
         (lambda p: os.mkfifo(p), "neither a file nor a folder"),
     ],
@@ -142,6 +146,15 @@ def test_keys_that_cannot_be_used(tmp_path, config, message):
     with pytest.raises(ConfigError, match=message):
         prepare(config, BYTE, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("val, test", [(0.5, 0.4999), (0.999999, 0.0)])
+def test_fractions_that_leave_nothing_are_named(tmp_path, val, test):
+    (tmp_path / "a.txt").write_text("ten bytes " * (100 if test else 1))
+    config = DataConfig("text", path=str(tmp_path / "a.txt"), val_fraction=val, test_fraction=test)
+    message = f"train split is empty.*; give .*others than data.val_fraction={val} and data.test_fraction={test:g}$"
+    with pytest.raises(DataError, match=message):
+        prepare(config, BYTE, tmp_path / "data", lambda _: None)
 
 
 def test_texts_and_tokenizers_live_side_by_side(tmp_path):

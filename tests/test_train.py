@@ -104,6 +104,24 @@ def test_twenty_steps_are_ten_and_a_kill_and_ten(monkeypatch, scheme):
     assert status(RUNS / "killed")["status"] == "done"
 
 
+def test_a_run_whose_text_has_changed_goes_on_with_its_own_and_says_so(capsys):
+    """The tokens are those it began with; both hashes are named, that of the prepared folder and today's."""
+    for name, when in (("same", "before"), ("changed", "between")):
+        assert go(f"name={name}", "train.steps=10") == 0
+        (folder,) = Path("data/text").glob("corpus-*")
+        capsys.readouterr()
+        if when == "between":
+            Path("corpus.txt").write_text(Path("corpus.txt").read_text().upper() + " and more")
+        assert go(f"name={name}", "train.steps=20") == 0
+        said = [line for line in capsys.readouterr().out.splitlines() if "going on with the tokens of before" in line]
+        assert len(said) == (when == "between")
+    then, now = re.search("then ([0-9a-f]{8}), now ([0-9a-f]{8})", said[0]).groups()
+    assert folder.name.endswith(then) and now != then and said[0].startswith(str(folder))
+    assert_same_run("same", "changed")
+    assert go("name=new", "train.steps=5") == 0
+    assert sorted(path.name.rpartition("-")[2] for path in folder.parent.glob("corpus-*")) == sorted([then, now])
+
+
 def starts_taken(monkeypatch, *overrides: str) -> list[int]:
     """Where the training windows of a run begin, in the order of their rows."""
     taken, real = [], gpt.data.window

@@ -22,13 +22,14 @@ from pathlib import Path, PurePosixPath
 from data import jsonl, parquet
 from gpt.documents import Document, Skipped, Source
 from gpt.download import reach
-from gpt.errors import ConfigError, DataError
+from gpt.errors import ConfigError, DataError, shown
 from gpt.schema import DataConfig
 from gpt.sources import PACKED, Files, checked_text, in_blocks, located, path_label, read_text, stream
 
 Rows = Callable[[int], Iterator[Iterable[str] | Skipped]]  # the texts of a split from a number on, in blocks
 
-KEYS = {"path", "repo", "revision", "config", "split", "val_split", "test_split", "text_field"}
+ROWS = {"repo", "revision", "config", "split", "val_split", "test_split", "text_field"}  # which they are
+KEYS = ROWS | {"path", "val_fraction", "test_fraction"}
 PLAIN = [f".{end}{packed}" for end in ("txt", "raw") for packed in ("", *PACKED)]
 KINDS = {"Parquet": parquet.SUFFIXES, "JSON lines": jsonl.SUFFIXES, "text": PLAIN}
 ALLOWED = f"a file, folder or pattern of {', '.join(KINDS)} ({' '.join(sum(map(list, KINDS.values()), []))})"
@@ -51,7 +52,7 @@ def source(config: DataConfig) -> Source:
 def source_of(config: DataConfig, documents: Callable[[dict[str, Rows], int], Iterator[Document | Skipped]]) -> Source:
     """The Source whose `documents` are made of the rows of each split. What is prepared needs the hub no more."""
     _check(config)
-    told = {key: getattr(config, key) for key in sorted(KEYS - {"path"})}
+    told = {key: getattr(config, key) for key in sorted(ROWS)}
     theirs = {ours: getattr(config, key) for ours, key in OURS.items() if getattr(config, key) is not None}
     if config.path is None:
         settled: dict = {}
@@ -68,15 +69,19 @@ def source_of(config: DataConfig, documents: Callable[[dict[str, Rows], int], It
     files = Files(path, sum(map(list, KINDS.values()), []), ALLOWED)
     if path.is_dir():
         _choose_config(config, files)
-    texts = _reader(path, files)
+    texts, text_size = _reader(path, files)
     rows = {
         ours: partial(texts, paths, config.text_field) for ours, paths in _split(config, path, files, theirs).items()
     }
-    size = files.text_size
-    if texts is parquet.texts:
-        size = partial(parquet.text_size, list(files.paths.values()), config.text_field)
     told = {key: value for key, value in told.items() if key not in ("repo", "revision")}
-    return Source(str(path), files.fingerprint() | told, partial(documents, rows), files.skipped, size)
+    return Source(
+        str(path),
+        files.fingerprint() | told,
+        partial(documents, rows),
+        files.skipped,
+        size=partial(text_size, files, config.text_field),
+        state=files.state,
+    )
 
 
 def a_document_a_row(config: DataConfig, rows: dict[str, Rows], start: int) -> Iterator[Document | Skipped]:
@@ -115,16 +120,23 @@ def _check(config: DataConfig) -> None:
 # --------------------------------------------------------------------------------------------------------- local files
 
 
-def _reader(path: Path, files: Files) -> Callable[[Iterable[Path], str, int], Iterator]:
-    """What reads the files, which are all of one kind. Raises DataError where they are not."""
+def _reader(path: Path, files: Files) -> tuple[Callable[[Iterable[Path], str, int], Iterator], Callable]:
+    """What reads the files, and what tells their size; they are of one kind. Raises DataError where they are not."""
     counts = {kind: sum(name.lower().endswith(tuple(ends)) for name in files.paths) for kind, ends in KINDS.items()}
     counts["another kind"] = len(files.paths) - sum(counts.values())
     found = [f"{count} of {kind}" for kind, count in counts.items() if count]
     if len(found) > 1 or counts["another kind"]:
         suffixes = Counter(end for name in files.paths for ends in KINDS.values() for end in ends if name.endswith(end))
-        say = f"say which: data.path='{path}/**/*{suffixes.most_common(1)[0][0]}'" if path.is_dir() else ""
-        raise DataError(f"data.path: {path} has {' and '.join(found)}; allowed: {ALLOWED}, all of one kind; {say}")
-    return {"Parquet": parquet.texts, "JSON lines": jsonl.texts, "text": _texts}[next(k for k in counts if counts[k])]
+        say = f"say which: data.path='{shown(path)}/**/*{suffixes.most_common(1)[0][0]}'" if path.is_dir() else ""
+        raise DataError(
+            f"data.path: {shown(path)} has {' and '.join(found)}; allowed: {ALLOWED}, all of one kind; {say}"
+        )
+    readers = {
+        "Parquet": (parquet.texts, parquet.text_size),
+        "JSON lines": (jsonl.texts, jsonl.text_size),
+        "text": (_texts, lambda files, field: files.text_size()),
+    }
+    return readers[next(kind for kind in counts if counts[kind])]
 
 
 def _texts(paths: Iterable[Path], field: str, start: int) -> Iterator[Iterable[str]]:
@@ -144,7 +156,9 @@ def _choose_config(config: DataConfig, files: Files) -> None:
         above = _joined(located(config, ALLOWED).parts)
         if config.config in above or not any(map(_of_configuration, folders.values())):
             return
-        allowed = f"null for all files of {config.path}, or a folder there, with - for /: {_listed(folders.values())}"
+        allowed = (
+            f"null for all files of {shown(config.path)}, or a folder there, with - for /: {_listed(folders.values())}"
+        )
         raise ConfigError("data.config", config.config, allowed)
     twice: dict[str, set] = {}
     for name, parts in folders.items():
@@ -183,7 +197,7 @@ def _split(config: DataConfig, path: Path, files: Files, theirs: dict[str, str])
         found[ours] = [name for name, of in told.items() if of is not None and _meant(of) == _meant(split)]
         if not found[ours]:
             there = ", ".join(sorted({of for of in told.values() if of}))
-            raise ConfigError(f"data.{OURS[ours]}", split, f"what the names at {config.path} tell: {there}")
+            raise ConfigError(f"data.{OURS[ours]}", split, f"what the names at {shown(config.path)} tell: {there}")
     files.keep([name for name, of in told.items() if of is not None], "files whose name tells no split")
     files.keep(sum(found.values(), []), "files of other splits than data.split, val_split and test_split")
     return {ours: [files.paths[name] for name in names] for ours, names in found.items()}

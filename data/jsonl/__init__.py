@@ -5,18 +5,34 @@ number. Blank lines and texts that are null or empty are left out and counted; a
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from gpt.documents import Skipped, Source
-from gpt.errors import DataError
+from gpt.documents import Skipped, Source, check_mark
+from gpt.errors import DataError, shown
 from gpt.schema import DataConfig
-from gpt.sources import PACKED, UNREADABLE, Files, checked_text, in_blocks, located, path_label, stream, unpacked
+from gpt.sources import (
+    PACKED,
+    UNREADABLE,
+    Files,
+    checked_text,
+    in_blocks,
+    located,
+    path_label,
+    source_of_rows,
+    unpacked,
+)
 
-KEYS = {"path", "text_field"}
+KEYS = {"path", "text_field", "val_fraction", "test_fraction"}
 SUFFIXES = [f".{kind}{packed}" for kind in ("jsonl", "ndjson", "json") for packed in ("", *PACKED)]
 ALLOWED = f"a file of JSON lines, a folder of them, or a pattern ({' '.join(SUFFIXES)})"
+
+
+LINE = 2**26  # bytes of a line at most: it is read whole, and takes a dozen times as much memory
+NO_OBJECT = re.compile(r"\s*([^\s{])")
 
 
 def label(config: DataConfig) -> str:
@@ -24,15 +40,18 @@ def label(config: DataConfig) -> str:
 
 
 def source(config: DataConfig) -> Source:
-    path = located(config, ALLOWED)
-    files = Files(path, SUFFIXES, ALLOWED)
-    return Source(
-        str(path),
-        files.fingerprint() | {"text_field": config.text_field},
-        lambda start: stream(lambda first: texts(files.paths.values(), config.text_field, first), start, config),
-        files.skipped,
-        files.text_size,
-    )
+    return source_of_rows(config, SUFFIXES, ALLOWED, texts, text_size)
+
+
+def text_size(files: Files, field: str) -> int:
+    """Bytes of text, about: as large a share of the files as of their first megabytes."""
+    try:
+        with unpacked(next(iter(files.paths.values()))) as file:
+            lines = [line for line in file.read(2**22).split(b"\n")[:-1] if line.strip()]
+        share = sum(len((json.loads(line)[field] or "").encode()) for line in lines) / sum(map(len, lines))
+    except (*UNREADABLE, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        share = 1.0  # nobody knows
+    return int(share * files.text_size())
 
 
 def texts(paths: Iterable[Path], field: str, start: int) -> Iterator[Iterable[str] | Skipped]:
@@ -45,11 +64,17 @@ def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
     number = at = 0
     try:
         with unpacked(path) as file:
-            for line in file:
+            for line in iter(partial(file.readline, LINE + 1), b""):
                 number, begin, at = number + 1, at, at + len(line)
-                where = f"{path}: line {number:,}"
+                where = f"{shown(path)}: line {number:,}"
                 if begin == 0:
+                    check_mark(path, line)
                     line = line.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, which JSON does not have
+                if len(line) > LINE:
+                    raise DataError(
+                        f"{where} (byte {begin:,}) has more than {LINE:,} bytes; allowed: an object with a text in "
+                        "each line, of at most that; a longer text can be a file of its own, for data=text"
+                    )
                 if not line.strip():
                     yield Skipped("blank lines")
                     continue
@@ -60,23 +85,25 @@ def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
                         f"{where}, byte {begin + error.start:,} (0x{line[error.start]:02x}) is not UTF-8; "
                         "allowed: JSON in UTF-8"
                     ) from None
-                text = checked_text(parsed(line, where, begin), field, f"{where} (byte {begin:,})")
+                row = parsed(line, where, begin)
                 del line
+                text = checked_text(row, field, f"{where} (byte {begin:,})")
+                del row
                 yield in_blocks(text) if text else Skipped("empty texts")
     except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read behind line {number:,} ({reason})") from None
+        raise DataError(f"{shown(path)}: cannot be read behind line {number:,} ({reason})") from None
 
 
 def parsed(line: str, where: str, begin: int) -> dict:
     """The object of a line that begins at byte `begin`. Raises DataError where there is none."""
+    if other := NO_OBJECT.match(line):
+        held = shown(line[other.start(1) :][:40].rstrip())
+        raise DataError(f"{where} (byte {begin:,}) holds '{held}'; allowed: an object with a text")
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError as error:
         at = begin + len(line[: error.pos].encode())
         raise DataError(f"{where}, byte {at:,} is no JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} (byte {begin:,}) is no JSON that can be read ({error})") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{where} (byte {begin:,}) holds {str(value)[:40]!r}; allowed: an object with a text")
-    return value

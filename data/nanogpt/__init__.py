@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.documents import BLOCK, Document, Source, SourceGone, listing
-from gpt.errors import DataError
+from gpt.documents import BLOCK, Document, Source, SourceGone, listing, state_of
+from gpt.errors import DataError, shown
 from gpt.schema import DataConfig
 from gpt.sources import located, path_label
 
@@ -33,10 +33,12 @@ def source(config: DataConfig) -> Source:
     for split in SPLITS:
         path = folder / f"{split}.bin"
         if not path.is_file():
-            raise SourceGone(f"data.path: {path} is not there; allowed: {ALLOWED}")
+            raise SourceGone(f"data.path: {shown(path)} is not there; allowed: {ALLOWED}")
         stats[split] = path.stat()
         if not stats[split].st_size or stats[split].st_size % 2:
-            raise DataError(f"{path}: {stats[split].st_size:,} bytes; allowed: ids of two bytes each, at least one")
+            raise DataError(
+                f"{shown(path)}: {stats[split].st_size:,} bytes; allowed: ids of two bytes each, at least one"
+            )
 
     def documents(start: int) -> Iterator[Document]:
         held_out_first = reversed(SPLITS)  # for preparations that end early
@@ -55,7 +57,8 @@ def source(config: DataConfig) -> Source:
         listing([split, stat.st_size, stat.st_mtime_ns] for split, stat in stats.items()),
         documents,
         size=lambda: sum(stat.st_size for stat in stats.values()),
-        of_ids=True,
+        ids_at={split: folder / f"{split}.bin" for split in SPLITS},
+        state=state_of(stats.values()),
         vocabulary=("char", remedy) if pickled.exists() else None,
     )
 
@@ -65,7 +68,7 @@ def read(path: Path) -> Iterator[Iterator[np.ndarray]]:
 
     Read, not mapped: a mapped file that is cut short meanwhile kills the process. Raises DataError where it changes.
     """
-    changed = DataError(f"{path}: changed while it was read; run the same command again when it is at rest")
+    changed = DataError(f"{shown(path)}: changed while it was read; run the same command again when it is at rest")
     try:
         with open(path, "rb") as file:
             before = os.fstat(file.fileno())
@@ -83,11 +86,10 @@ def read(path: Path) -> Iterator[Iterator[np.ndarray]]:
                     start = int(end)
             if start < count:
                 yield _blocks(ids, start, count)
-            after = os.fstat(file.fileno())
-            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            if state_of([os.fstat(file.fileno())]) != state_of([before]):
                 raise changed
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{shown(path)}: cannot be read ({error.strerror})") from None
 
 
 def _blocks(ids: Callable[[int, int], np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from gpt.documents import Document, Source, SourceGone, cut_text
 from gpt.download import download
-from gpt.errors import DataError
+from gpt.errors import DataError, shown
 from gpt.files import sha256_of
 from gpt.schema import DataConfig
 
-KEYS = {"path"}
+KEYS = {"path", "val_fraction", "test_fraction"}
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 HERE = Path("data/shakespeare_char/input.txt")
@@ -33,8 +33,8 @@ def source(config: DataConfig) -> Source:
             raise SourceGone(f"data.path: got {config.path!r}, which is no file; allowed: tiny Shakespeare, from {URL}")
         if not is_it(given):
             raise DataError(
-                f"data.path: {given} is not the tiny Shakespeare of {URL} (its sha256 differs); "
-                f"for any other text: data=text data.path={given} tokenizer=char"
+                f"data.path: {shown(given)} is not the tiny Shakespeare of {URL} (its sha256 differs); "
+                f"for any other text: data=text data.path={shown(given)} tokenizer=char"
             )
     # The text cannot change, so what is prepared stays good wherever it came from, and nothing is downloaded for it.
     return Source(

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from gpt.documents import Document, Skipped, Source, SourceGone, hash_share, listing, splits_of
-from gpt.errors import DataError
+from gpt.documents import Document, Skipped, Source, SourceGone, hash_share, listing, splits_of, state_of
+from gpt.errors import DataError, shown
 from gpt.schema import DataConfig
 
-KEYS = {"site_packages"}
+KEYS = {"site_packages", "val_fraction", "test_fraction"}
 # Tests, and what is not the library's own.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 # Beginnings of names that differ between two installations of one version: files, and folders.
@@ -58,7 +58,7 @@ def source(config: DataConfig) -> Source:
                 yield Skipped("not UTF-8")
                 continue
             except OSError as error:
-                raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+                raise DataError(f"{shown(path)}: cannot be read ({error.strerror})") from None
             if text:
                 yield Document(splits[name], [text])
             else:
@@ -71,4 +71,10 @@ def source(config: DataConfig) -> Source:
     fingerprint = {"python": version, **listing(listed)}
     packages = " and the packages installed beside it" if config.site_packages else ""
     description = f"standard library of Python {version} ({folder}){packages}"
-    return Source(description, fingerprint, documents, size=lambda: sum(stat.st_size for stat in stats.values()))
+    return Source(
+        description,
+        fingerprint,
+        documents,
+        size=lambda: sum(stat.st_size for stat in stats.values()),
+        state=state_of(stats.values()),
+    )

@@ -13,7 +13,7 @@ from gpt.errors import ConfigError
 from gpt.schema import DataConfig
 from gpt.sources import Files, located, path_label, stream
 
-KEYS = {"path", "marker"}
+KEYS = {"path", "marker", "val_fraction", "test_fraction"}
 # What is taken from a folder; a file that is named itself may end in anything.
 PROSE = ".txt .text .md .markdown .rst .org .tex .html .htm .xml .json .jsonl .csv .tsv .yaml .yml .toml"
 CODE = ".py .pyi .js .ts .c .h .cc .cpp .hpp .cu .java .go .rs .rb .lua .jl .r .hs .scala .swift .kt .sh .sql"
@@ -48,7 +48,7 @@ def source(config: DataConfig) -> Source:
 
     documents = whole if config.marker is None else marked
     fingerprint = files.fingerprint() | ({} if config.marker is None else {"marker": config.marker})
-    return Source(str(path), fingerprint, documents, files.skipped, lambda: files.size)
+    return Source(str(path), fingerprint, documents, files.skipped, lambda: files.size, state=files.state)
 
 
 def cut_at(blocks: Iterable[str], marker: str) -> Iterator[Iterator[str]]:

@@ -14,7 +14,7 @@ from gpt.documents import Document, Skipped, Source
 from gpt.errors import ConfigError
 from gpt.schema import DataConfig
 
-KEYS = hf.KEYS
+KEYS = hf.KEYS - {"val_fraction", "test_fraction"}
 TITLE = re.compile(r" = [^=\s].* = \n?")
 BLANK = " \n"
 
