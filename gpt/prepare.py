@@ -100,6 +100,20 @@ def done(n_bytes: int, size: int | None, tokens: int, limit: int | None) -> floa
     return min(1.0, max(shares)) if shares else None
 
 
+def other_shares(data: DataConfig, corpus: Corpus) -> str:
+    """What to say where twice as much is held out as was asked for, or less than half of it; else nothing."""
+    splits, asked = corpus.meta["splits"], {"val": data.val_fraction, "test": data.test_fraction}
+    if "val_fraction" not in corpus.meta or data.val_split is not None or data.max_tokens is not None:
+        return ""
+    total = sum(split["bytes"] for split in splits.values())
+    shares = {name: splits[name]["bytes"] / total for name in asked}
+    if all(share / 2 <= shares[name] <= 2 * share for name, share in asked.items()):
+        return ""
+    parts = [f"{name} has {shares[name]:.1%} of the text (data.{name}_fraction={asked[name]:g})" for name in asked]
+    count = sum(split["documents"] for split in splits.values())
+    return f"{', '.join(parts)}: whole documents are held out, and these {count:,} differ much in size or are few"
+
+
 def resumable(error: BaseException) -> bool:
     """Whether a preparation that ended with `error` can go on later: not where the text is at fault."""
     return not isinstance(error, DataError) or isinstance(error, WorkerDied)
@@ -161,6 +175,8 @@ def prepare(
                 corpus = open_corpus(folder)
                 if corpus.meta["skipped"]:
                     log(f"{folder}: left out {corpus.skipped}")
+                if uneven := other_shares(data, corpus):
+                    log(f"{folder}: {uneven}")
         finally:
             lock.release()
     except OSError as error:

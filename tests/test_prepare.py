@@ -551,3 +551,24 @@ def test_the_command(tmp_path, arguments, code, expected):
     assert code == 0 or done.stderr.count("\n") == 1
     # what is prepared lands below the working directory
     assert len(list(tmp_path.glob("data/stdlib/byte-*/meta.json"))) == (1 if "data=stdlib" in arguments else 0)
+
+
+def test_shares_far_from_what_was_asked_for_are_said(tmp_path):
+    """Whole documents are held out: of a few large ones that cannot be a tenth."""
+    for n in range(3):
+        (tmp_path / f"{n}.txt").write_text("some words\n" * 100)
+    said = []
+    corpus = prepare(DataConfig("text", path=str(tmp_path)), BYTE, tmp_path / "data", said.append)
+    (line,) = [line for line in said if "of the text" in line]
+    assert (
+        "val has 33.3% of the text (data.val_fraction=0.1), test has 33.3% of the text (data.test_fraction=0.05)"
+        in line
+    )
+    assert line.startswith(f"{corpus.folder}: ") and "these 3 differ much" in line
+    said.clear()
+    for folder, count in (("many", 400), ("one", 1)):
+        (tmp_path / folder).mkdir()
+        for n in range(count):
+            (tmp_path / folder / f"{n}.txt").write_text("some words\n" * 100)
+        prepare(DataConfig("text", path=str(tmp_path / folder)), BYTE, tmp_path / "data", said.append)
+    assert not any("of the text" in line for line in said)
