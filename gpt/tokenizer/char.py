@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from pathlib import Path
+import reprlib
 
 import numpy as np
 
 from gpt.errors import DataError
-from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
+from gpt.tokenizer.base import Tokenizer, blocks_of, content_of, id_dtype
 
 
 class CharTokenizer(Tokenizer):
@@ -21,9 +21,8 @@ class CharTokenizer(Tokenizer):
     boundary = None
 
     def __init__(self, characters: str):
-        if not characters or list(characters) != sorted(set(characters)):
+        if not is_vocabulary(characters):
             raise DataError("tokenizer char: its characters must be at least one, each once, in order of code points")
-        utf8(characters)
         self.characters = characters
         self.vocab_size = len(characters)
         codes = np.array([ord(c) for c in characters])
@@ -74,17 +73,23 @@ class CharTokenizer(Tokenizer):
 
 def _characters(path: str) -> str:
     """The characters in the JSON file `path`. Raises DataError."""
+    content = content_of(path, "JSON file of characters")
     try:
-        value = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"tokenizer.file: {path} cannot be read ({error.strerror})") from None
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"tokenizer.file: {path} is no JSON in UTF-8 ({error})") from None
+        raise DataError(f"tokenizer.file: {path} is no JSON ({error})") from None
     if isinstance(value, list) and all(isinstance(c, str) and len(c) == 1 for c in value):
         value = "".join(value)
-    if not isinstance(value, str) or not value or list(value) != sorted(set(value)):
+    if not is_vocabulary(value):
         raise DataError(
-            f"tokenizer.file: {path} holds {str(value)[:40]!r}; allowed: the characters of the vocabulary as one JSON "
+            f"tokenizer.file: {path} holds {reprlib.repr(value)}; allowed: the characters of the vocabulary as one JSON "
             "text or a list, each once, in order of code points"
         )
     return value
+
+
+def is_vocabulary(value: object) -> bool:
+    """Whether it is characters, at least one, each once, in order of code points, and none is half a surrogate pair."""
+    if not isinstance(value, str) or not 0 < len(value) <= 0x110000:
+        return False
+    return list(value) == sorted(set(value)) and not any("\ud800" <= character <= "\udfff" for character in value)
