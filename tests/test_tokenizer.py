@@ -321,13 +321,15 @@ def test_unknown_ids_are_refused_with_their_index(wrong):
 
 @pytest.mark.parametrize("text, character, position", [("abcXab", "'X'", 3), ("a€", "'€'", 1), ("\n", r"'\\n'", 0)])
 def test_a_character_that_the_corpus_lacks_is_named_with_its_position(text, character, position):
-    with pytest.raises(DataError, match=rf"{character} \(U\+[0-9A-F]+\) at position {position} .*tokenizer=byte"):
+    with pytest.raises(
+        DataError, match=rf"character {position} is {character} \(U\+[0-9A-F]+\), which .*tokenizer=byte"
+    ):
         CharTokenizer("abc").encode(text)
 
 
 def test_half_a_surrogate_pair_is_refused(gpt2, bpe, hf):
     for tokenizer in (ByteTokenizer(), gpt2, bpe, hf):
-        with pytest.raises(DataError, match="position 2 holds U\\+D800"):
+        with pytest.raises(DataError, match="character 2 is U\\+D800, half"):
             tokenizer.encode("ab\ud800")
     with pytest.raises(DataError, match="U\\+D800"):
         CharTokenizer("abc").encode("\ud800")
@@ -434,7 +436,7 @@ def test_cl100k_gives_the_published_ids(cl100k):
 def test_a_million_times_the_same_character(gpt2, cl100k, o200k, bpe, hf):
     for character in " \ta\n👩\u200d":
         text = "x" + character * (10**6 if character.isascii() else 10**5) + "x"
-        for tokenizer in (gpt2, cl100k, o200k, bpe, hf) if character == " " else (gpt2, o200k, hf):
+        for tokenizer in (gpt2, cl100k, o200k, bpe, hf) if character in " 👩" else (gpt2, o200k):
             assert tokenizer.decode(tokenizer.encode(text)) == text, (tokenizer.name, character)
 
 

@@ -22,15 +22,21 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
+class Unencodable(DataError):
+    """A character that has no id: its `position` in the text, and in `why` which one it is."""
+
+    def __init__(self, position: int, why: str):
+        super().__init__(f"text: character {position:,} is {why}")
+        self.position, self.why = position, why
+
+
 def utf8(text: str) -> bytes:
-    """The bytes of `text`. Raises DataError at half a surrogate pair, which no valid text file can hold."""
+    """The bytes of `text`. Raises Unencodable at half a surrogate pair, which no valid text file can hold."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        lone = f"U+{ord(text[error.start]):04X}"
-        raise DataError(
-            f"text: position {error.start:,} holds {lone}, half a surrogate pair; allowed: Unicode"
-        ) from None
+        why = f"U+{ord(text[error.start]):04X}, half a surrogate pair; allowed: Unicode"
+        raise Unencodable(error.start, why) from None
 
 
 def blocks_of(document: Document) -> Iterator[str]:
@@ -92,7 +98,7 @@ class Tokenizer:
         return config.name
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of `text`, (n,) uint16 or uint32. Raises DataError for a character that has no id."""
+        """The ids of `text`, (n,) uint16 or uint32. Raises Unencodable for a character that has no id."""
         raise NotImplementedError
 
     def table(self) -> list[bytes]:

@@ -7,7 +7,7 @@ import reprlib
 import numpy as np
 
 from gpt.errors import DataError
-from gpt.tokenizer.base import Tokenizer, blocks_of, content_of, id_dtype
+from gpt.tokenizer.base import Tokenizer, Unencodable, blocks_of, content_of, id_dtype
 
 
 class CharTokenizer(Tokenizer):
@@ -25,9 +25,8 @@ class CharTokenizer(Tokenizer):
             raise DataError("tokenizer char: its characters must be at least one, each once, in order of code points")
         self.characters = characters
         self.vocab_size = len(characters)
-        codes = np.array([ord(c) for c in characters])
-        self._ids = np.full(codes[-1] + 1, -1)  # code point -> id
-        self._ids[codes] = np.arange(self.vocab_size)
+        self._ids = np.full(0x110000, -1, np.int32)  # code point -> id
+        self._ids[[ord(c) for c in characters]] = np.arange(self.vocab_size)
 
     @classmethod
     def new(cls, config, documents):
@@ -53,14 +52,14 @@ class CharTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
-        known = codes < len(self._ids)
-        ids = np.where(known, self._ids[np.where(known, codes, 0)], -1)
+        ids = self._ids[codes]
         if len(ids) and ids.min() < 0:
             first = int(np.argmax(ids < 0))
             shown = self.characters if self.vocab_size <= 100 else self.characters[:100] + "…"
-            raise DataError(
-                f"tokenizer char: {text[first]!r} (U+{ord(text[first]):04X}) at position {first:,} is not among its "
-                f"{self.vocab_size} characters {shown!r}; tokenizer=byte knows every text"
+            raise Unencodable(
+                first,
+                f"{text[first]!r} (U+{ord(text[first]):04X}), which is not among the {self.vocab_size} characters of "
+                f"tokenizer=char {shown!r}; tokenizer=byte knows every text",
             )
         return ids.astype(id_dtype(self.vocab_size))
 
@@ -82,8 +81,8 @@ def _characters(path: str) -> str:
         value = "".join(value)
     if not is_vocabulary(value):
         raise DataError(
-            f"tokenizer.file: {path} holds {reprlib.repr(value)}; allowed: the characters of the vocabulary as one JSON "
-            "text or a list, each once, in order of code points"
+            f"tokenizer.file: {path} holds {reprlib.repr(value)}; allowed: the characters of the vocabulary as one "
+            "JSON text or a list, each once, in order of code points"
         )
     return value
 

@@ -109,8 +109,8 @@ class FileTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Makes of a panic of `tokenizers`, whose class no `except Exception` catches, a RuntimeError, and keeps back what it
-    writes to the standard error meanwhile, which is the panic and where it came from, in fifty lines."""
+    """Makes of a panic of `tokenizers`, whose class no `except Exception` catches, a RuntimeError, and keeps back the
+    fifty lines that it writes to the standard error."""
     sink, shown = os.open(os.devnull, os.O_WRONLY), os.dup(2)
     os.dup2(sink, 2)
     try:
