@@ -11,7 +11,8 @@ from gpt.tokenizer.base import Tokenizer, Unencodable, blocks_of, content_of, id
 
 
 class CharTokenizer(Tokenizer):
-    """The characters of one corpus by code point, as in nanoGPT's shakespeare_char. No separator.
+    """The characters of one corpus by code point, those of the test split too, as nanoGPT takes them for
+    shakespeare_char. No separator.
 
     With tokenizer.file they are those of a JSON file: one text, or a list of one-letter texts, in the order of the ids.
     """
