@@ -273,7 +273,7 @@ def test_the_bytes_of_ids_are_counted_once(bpe, monkeypatch):
         found[0][3] = 2
 
 
-@pytest.mark.parametrize("limit", [1, 5, 6, 11, 10**6])
+@pytest.mark.parametrize("limit", [1, 5, 6, 11, 1000])
 def test_a_vocabulary_is_of_no_more_text_than_is_wanted(limit):
     read = []
 
@@ -288,9 +288,9 @@ def test_a_vocabulary_is_of_no_more_text_than_is_wanted(limit):
     assert tokenizer.characters == "".join(sorted(set(whole[:limit])))
     assert len("".join(read)) < limit + 3
 
-    merged = [document("ab " * 10**4), document("xyz " * 10**6)]
+    merged = [document("ab " * 300), document("xyz " * 3000)]
     limited = new_tokenizer(TokenizerConfig("bpe", vocab_size=258), iter(merged), limit)
-    assert limited.tokens == [b"ab" if limit < 10**4 else b"xy"] or limited.tokens == [b" a"]
+    assert limited.tokens == [b"ab" if limit < 1000 else b"xy"]
 
 
 def test_pieces_stay_as_small_as_the_blocks():
@@ -300,7 +300,7 @@ def test_pieces_stay_as_small_as_the_blocks():
 
 @pytest.mark.parametrize("name", ["byte", "gpt2", "cl100k", "bpe", "hf"])
 def test_the_separator_stands_for_no_text(name, request):
-    tokenizer = ByteTokenizer() if name == "byte" else request.getfixturevalue("gpt2")
+    tokenizer = ByteTokenizer() if name == "byte" else request.getfixturevalue(name)
     ids = [*tokenizer.encode("one"), tokenizer.separator, *tokenizer.encode("two<|endoftext|>"), tokenizer.separator]
     assert tokenizer.decode(ids) == "onetwo<|endoftext|>"
     assert tokenizer.token_bytes()[ids].sum() == len("onetwo<|endoftext|>")
