@@ -23,9 +23,9 @@ from gpt.draft import Draft
 from gpt.encode import Part, Place, WorkerDied, encode_all, parts_of, tasks_of
 from gpt.errors import DataError
 from gpt.prepare import prepare
-from gpt.schema import DataConfig
+from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from tests.texts import CHAR, ROOT, relaxed, size
+from tests.texts import CHAR, ROOT, relaxed, size, text_corpus
 
 START = Place()
 
@@ -280,6 +280,13 @@ def test_a_character_without_an_id_is_named_with_its_document_and_place(file, wh
     kind = CharTokenizer("a") if text == "b" else ByteTokenizer()
     with pytest.raises(DataError, match=f"^{where}: character 1,002 is {why}"):
         ids_of(source_of(documents), kind)
+
+
+def test_the_file_of_a_folder_that_has_such_a_character_is_named(tmp_path):
+    (tmp_path / "characters.json").write_text('"ab"')
+    kind = TokenizerConfig("char", file=str(tmp_path / "characters.json"))
+    with pytest.raises(DataError, match=f"^{tmp_path}/texts/b.txt: character 2 is 'X' .U.0058., which is not among"):
+        text_corpus(tmp_path, {"a.txt": "ab", "b.txt": "abXX", "c.txt": "X"}, kind)
 
 
 @relaxed
