@@ -27,6 +27,7 @@ class Document:
     split: str  # "train", "val" or "test"
     blocks: Iterable[str] | Iterable[np.ndarray]  # text, or ids where a source has these
     ends: bool = True
+    file: str = ""  # where one file is one document: for errors
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,14 @@ def pieces(blocks: Iterable, boundary: re.Pattern | None = WORD_END) -> Iterator
     None: they can be cut anywhere. Blocks of ids instead of text stay as they are. A text of LONGEST characters without
     a boundary is cut all the same, so that memory is bounded; it stays the same text, but for a token or two.
     """
+    return iter(blocks) if boundary is None else _cut(blocks, boundary)
+
+
+def _cut(blocks: Iterable, boundary: re.Pattern) -> Iterator:
     held: list[str] = []
     size = 0
     for block in blocks:
-        if boundary is None or not isinstance(block, str):
+        if not isinstance(block, str):
             yield block
             continue
         cut = boundary.search(block) if held else None

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from gpt.corpus import FORMAT, SPLITS, remember, whole
-from gpt.documents import Source
-from gpt.encode import Part, Place
+from gpt.documents import Skipped, Source
+from gpt.encode import Encoded, Part, Place, bytes_of
 from gpt.errors import DataError
 from gpt.files import seal, write_atomic
 from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
@@ -31,7 +31,7 @@ class Draft:
                 path.unlink()
             tokenizer = new()
             nothing = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
-            self._open({"splits": nothing, "skipped": source.skipped, "place": Place()}, tokenizer)
+            self._open({"splits": nothing, "skipped": source.skipped, "reached": Place()}, tokenizer)
 
     def _resume(self) -> bool:
         """Whether there is a draft of the same that can be gone on with; opens it."""
@@ -53,7 +53,7 @@ class Draft:
 
     def _open(self, state: dict, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        place = Place(*map(whole, state["place"]))
+        place = Place(*map(whole, state["reached"]))
         self.skipped = Counter(state["skipped"])
         self.n_bytes = {split: whole(state["splits"][split]["bytes"]) for split in SPLITS}
         dtype, vocab_size = id_dtype(self.tokenizer.vocab_size), self.tokenizer.vocab_size
@@ -70,7 +70,7 @@ class Draft:
     def _reached(self, place: Place) -> None:
         self.place = place
         self.hashes = [writer.digest.so_far() for writer in (*self.ids.values(), *self.starts.values())]
-        self.checkpointed = {"splits": self.counts(), "skipped": dict(self.skipped), "place": list(place)}
+        self.checkpointed = {"splits": self.counts(), "skipped": dict(self.skipped), "reached": list(place)}
 
     def counts(self) -> dict:
         return {
@@ -94,29 +94,27 @@ class Draft:
     def bytes(self) -> int:
         return sum(self.n_bytes.values())
 
-    def write(self, task: list[Part], results: list[tuple[np.ndarray, int]], place: Place, limit: int | None) -> None:
+    def write(self, task: list[Part | Skipped], encoded: Encoded, place: Place, limit: int | None) -> None:
         """Appends a task's ids, as long as there are fewer than `limit` in all."""
-        ids, starts, tokens = {split: [] for split in SPLITS}, {split: [] for split in SPLITS}, self.tokens
-        at = {split: self.ids[split].count for split in SPLITS}
-        for (what, split, why), (new, n_bytes) in zip(task, results, strict=True):
-            if limit is not None and tokens >= limit:
-                break
-            if what == "skipped":
-                self.skipped[why] += 1
-                continue
-            if what == "begin":
-                starts[split].append(at[split])
-            if limit is not None and tokens + len(new) > limit:
-                new = new[: limit - tokens]
-                n_bytes = int(self.tokenizer.token_bytes()[new].sum())
-            ids[split].append(new)
-            at[split] += len(new)
-            tokens += len(new)
-            self.n_bytes[split] += n_bytes
+        ids, counts, n_bytes = encoded
+        if limit is not None and self.tokens + len(ids) >= limit:
+            ids = ids[: limit - self.tokens]
+            ends = counts.cumsum()
+            kept = int(np.searchsorted(ends - counts, len(ids)))  # parts that begin before the limit
+            task, counts, n_bytes = task[:kept], counts[:kept].copy(), n_bytes[:kept].copy()
+            if kept:
+                counts[-1] -= ends[kept - 1] - len(ids)
+                n_bytes[-1] = bytes_of(self.tokenizer, ids[len(ids) - counts[-1] :]).sum()
+        splits = np.array(["" if isinstance(part, Skipped) else part.split for part in task], dtype=str)
+        begins = np.array([not isinstance(part, Skipped) and part.begins for part in task], dtype=bool)
+        self.skipped.update(part.why for part in task if isinstance(part, Skipped))
         for split in SPLITS:
-            if ids[split]:
-                self.ids[split].write(np.concatenate(ids[split]))
-            self.starts[split].write(np.array(starts[split], dtype=np.uint64))
+            mine = splits == split
+            if mine.any():
+                starts = self.ids[split].count + (counts * mine).cumsum() - counts
+                self.ids[split].write(ids if mine.all() else ids[np.repeat(mine, counts)])
+                self.starts[split].write(starts[mine & begins].astype(np.uint64))
+                self.n_bytes[split] += int(n_bytes[mine].sum())
         self._reached(place)
 
     def save(self) -> None:

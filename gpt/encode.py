@@ -19,7 +19,7 @@ import numpy as np
 
 from gpt.documents import Skipped, Source, pieces
 from gpt.errors import DataError
-from gpt.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from gpt.tokenizer import Tokenizer, Unencodable, id_dtype, load_tokenizer
 
 TASK = 2**20  # characters (or ids) that are tokenized at a time
 MANY = 2**16  # parts that are tokenized at a time
@@ -34,69 +34,115 @@ class Place(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What follows in the corpus: "begin" or "end" of a document, a piece of its "text", or one that was "skipped"."""
+    """A piece of a document, never empty."""
 
-    what: str
     split: str
-    text: str | np.ndarray = ""  # of "text": text, or ids where a source has these; of "skipped": why
+    text: str | np.ndarray  # or ids, where a source has these
+    begins: bool  # whether the document begins with it
+    ends: bool  # whether the document ends with it, and a separator follows
+    where: str  # the document, for errors
+    at: int  # characters of the document before it
 
 
-def parts_of(source: Source, boundary: re.Pattern | None, start: Place) -> Iterator[tuple[Part, Place]]:
-    """The parts of the documents from `start` on, each with the place behind it."""
-    number, done = start.documents, start.pieces
+class Encoded(NamedTuple):
+    """The ids of the parts of a task."""
+
+    ids: np.ndarray  # (n,) of all parts, separators included
+    counts: np.ndarray  # (parts,) how many of them are each one's
+    n_bytes: np.ndarray  # (parts,) bytes of text that these stand for
+
+
+def parts_of(
+    source: Source, boundary: re.Pattern | None, start: Place, left: int | None = None
+) -> Iterator[tuple[Part | Skipped, Place]]:
+    """The parts of the documents from `start` on, and what is left out, each with the place behind it.
+
+    Where a text may be cut anywhere they are no more than `left` characters, if it is told: so many tokens are wanted,
+    and none stands for more than one.
+    """
+    number, done = start
     for document in source.documents(number):
+        if left == 0:
+            return
         if isinstance(document, Skipped):
-            yield Part("skipped", "", document.why), Place(number + 1)
+            yield document, Place(number + 1)
         else:
-            texts = (piece for piece in pieces(document.blocks, boundary) if len(piece))
-            first = next(texts, None)
-            if first is None:
-                yield Part("skipped", "", "empty"), Place(number + 1)
-            else:
-                if not done:
-                    yield Part("begin", document.split), Place(number)
-                for n, text in islice(enumerate(chain([first], texts), start=1), done, None):
-                    yield Part("text", document.split, text), Place(number, n)
-                if document.ends:
-                    yield Part("end", document.split), Place(number + 1)
+            where = document.file or f"{source.description}: document {number + 1:,} ({document.split})"
+            texts = filter(len, pieces(document.blocks, boundary))
+            text, n, at = next(texts, None), 0, 0
+            if text is None:
+                yield Skipped("empty"), Place(number + 1)
+            while text is not None:
+                following, n = next(texts, None), n + 1
+                if n > done:
+                    if boundary is None and left is not None:
+                        text = text[:left]
+                        left -= len(text)
+                    last = following is None
+                    part = Part(document.split, text, n == 1, last and document.ends, where, at)
+                    yield part, Place(number + 1) if last else Place(number, n)
+                    if left == 0:
+                        return
+                at, text = at + len(text), following
         number, done = number + 1, 0
 
 
-def tasks_of(parts: Iterable[tuple[Part, Place]]) -> Iterator[tuple[list[Part], Place]]:
-    """Lists of about TASK characters, each with the place behind it, from which one can go on: never after "begin"."""
+def tasks_of(parts: Iterable[tuple[Part | Skipped, Place]]) -> Iterator[tuple[list[Part | Skipped], Place]]:
+    """Lists of about TASK characters, each with the place behind it, from which one can go on."""
     task, size, place = [], 0, None
     for part, place in parts:
         task.append(part)
-        size += len(part.text)
-        if (size >= TASK or len(task) >= MANY) and part.what != "begin":
+        size += 0 if isinstance(part, Skipped) else len(part.text)
+        if size >= TASK or len(task) >= MANY:
             yield task, place
             task, size = [], 0
     if task:
         yield task, place
 
 
-def encode(tokenizer: Tokenizer, task: list[Part]) -> list[tuple[np.ndarray, int]]:
-    """Of each part the ids, (n,), and how many bytes of text they stand for.
+def encode(tokenizer: Tokenizer, task: list[Part | Skipped]) -> Encoded:
+    """The ids of each part, and behind each document a separator, where the vocabulary has one; none of what is left
+    out. Raises DataError naming the document and the character that has no id."""
+    dtype = id_dtype(tokenizer.vocab_size)
+    end = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
+    found, counts, sizes, of_ids = [np.empty(0, dtype)], [], [], False
+    for part in task:
+        n = size = 0
+        if not isinstance(part, Skipped):
+            ids = text = part.text
+            if isinstance(text, str):
+                try:
+                    ids = tokenizer.encode(text)
+                except Unencodable as error:
+                    raise DataError(f"{part.where}: character {part.at + error.position:,} is {error.why}") from None
+                size = len(text) if text.isascii() else len(text.encode("utf-8"))
+            else:
+                of_ids = True
+            found.append(ids)
+            n = len(ids)
+            if part.ends:
+                found.append(end)
+                n += len(end)
+        counts.append(n)
+        sizes.append(size)
+    ids, counts, n_bytes = np.concatenate(found), np.array(counts), np.array(sizes)
+    if of_ids:
+        sums = np.append(0, bytes_of(tokenizer, ids).cumsum())
+        n_bytes = sums[counts.cumsum()] - sums[counts.cumsum() - counts]
+    return Encoded(ids, counts, n_bytes)
 
-    The end of a document is a separator, where the vocabulary has one.
-    """
-    nothing = np.empty(0, np.uint16)
-    end = nothing if tokenizer.separator is None else np.array([tokenizer.separator], id_dtype(tokenizer.vocab_size))
-    results = []
-    for what, _, text in task:
-        if what != "text":
-            results.append((end if what == "end" else nothing, 0))
-        elif isinstance(text, str):
-            ids = tokenizer.encode(text)
-            results.append((ids, len(text) if text.isascii() else len(text.encode("utf-8"))))
-        else:
-            known = text[(text >= 0) & (text < tokenizer.vocab_size)]  # others are refused where they are written
-            results.append((text, int(tokenizer.token_bytes()[known].sum())))
-    return results
+
+def bytes_of(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """(n,) how many bytes of text each id stands for; 0 for those that the vocabulary lacks, which are refused where
+    they are written."""
+    known = (ids >= 0) & (ids < tokenizer.vocab_size)
+    return np.where(known, tokenizer.token_bytes()[np.where(known, ids, 0)], 0)
 
 
-def encode_all(tokenizer: Tokenizer, tasks: Iterator[tuple[list[Part], Place]], workers: int) -> Iterator[tuple]:
-    """(task, what `encode` makes of it, place) in order. Raises WorkerDied."""
+def encode_all(
+    tokenizer: Tokenizer, tasks: Iterator[tuple[list[Part | Skipped], Place]], workers: int
+) -> Iterator[tuple[list[Part | Skipped], Encoded, Place]]:
+    """Each task, what `encode` makes of it, and the place behind it, in order. Raises WorkerDied."""
     quick = tokenizer.boundary is None  # character by character: done before another process has the text
     for task, place in islice(tasks, None if quick or workers == 1 else ALONE):
         yield task, encode(tokenizer, task), place
@@ -135,5 +181,5 @@ def _start(state: dict) -> None:
     _tokenizer = load_tokenizer(state)
 
 
-def _work(task: list[Part]) -> list[tuple[np.ndarray, int]]:
+def _work(task: list[Part | Skipped]) -> Encoded:
     return encode(_tokenizer, task)

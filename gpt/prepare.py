@@ -42,7 +42,8 @@ def write_corpus(
     if draft.tokens:
         log(f"  going on behind {draft.tokens:,} tokens")
     saved = time.monotonic()
-    tasks = tasks_of(parts_of(source, draft.tokenizer.boundary, draft.place))
+    left = None if data.max_tokens is None else data.max_tokens - draft.tokens
+    tasks = tasks_of(parts_of(source, draft.tokenizer.boundary, draft.place, left))
     try:
         encoding = contextlib.closing(encode_all(draft.tokenizer, tasks, workers))
         with Meter(log) as meter, encoding as encoded:

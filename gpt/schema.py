@@ -109,7 +109,7 @@ class DataConfig:
     val_split: str | None = None  # of hf: the split for validation; null: a share of `split`
     test_split: str | None = None  # of hf: the sealed one; null: a share of `split`, or none where there is a val_split
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    test_fraction: Fraction = 0.05  # sealed: only eval.split=test reads it; 0: none
+    test_fraction: Fraction = 0.05  # sealed: only eval.split=test scores it; 0: none
     max_tokens: Count | None = None  # of all splits together; null: the whole corpus
     packing: Literal["random", "sequential", "documents"] = "random"  # how training windows are laid over the text
 
@@ -183,7 +183,7 @@ class EvalConfig:
     tokens: Count = 131072
     stride: Count | None = None
     documents: Literal["concat", "within"] = "concat"
-    split: Literal["val", "test"] = "val"  # the test split is for the end: whoever looks at it often trains on it
+    split: Literal["val", "test"] = "val"  # test is for the end: who looks often trains on it (char has its characters)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -29,6 +29,7 @@ from gpt.documents import (
 )
 from gpt.errors import ConfigError, DataError, shown
 from gpt.schema import DataConfig
+from gpt.tokenizer.base import Unencodable, utf8
 
 PACKED = (".gz", ".zst")
 UNREADABLE = (OSError, EOFError, zlib.error)  # what a damaged file raises
@@ -272,10 +273,7 @@ def checked_text(row: dict, field: str, where: str) -> str | None:
     if text is not None and not isinstance(text, str):
         raise DataError(f"{where}: {field!r} is a {type(text).__name__}, allowed: a text or null")
     try:
-        (text or "").encode()
-    except UnicodeEncodeError as error:
-        lone = f"U+{ord(text[error.start]):04X}"
-        raise DataError(
-            f"{where}: character {error.start:,} of {field!r} is {lone}, half a surrogate pair; allowed: Unicode"
-        ) from None
+        utf8(text or "")
+    except Unencodable as error:
+        raise DataError(f"{where}: character {error.position:,} of {field!r} is {error.why}") from None
     return text

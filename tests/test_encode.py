@@ -1,11 +1,14 @@
 """Documents to ids: the same for any number of processes and from any place on, cut only where that changes nothing."""
 
+import json
 import os
 import re
 import string
 import subprocess
 import sys
 import time
+import zlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +19,25 @@ from hypothesis import strategies as st
 import gpt.documents
 import gpt.encode
 from gpt.documents import WORD_END, Document, Skipped, Source, pieces
-from gpt.encode import Place, WorkerDied, encode, encode_all, parts_of, tasks_of
+from gpt.draft import Draft
+from gpt.encode import Part, Place, WorkerDied, encode_all, parts_of, tasks_of
 from gpt.errors import DataError
+from gpt.prepare import prepare
+from gpt.schema import DataConfig, TokenizerConfig
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from tests.texts import ROOT, relaxed
+from tests.texts import CHAR, ROOT, relaxed, size, text_corpus
 
 START = Place()
 
 
 class Words(Tokenizer):
-    """A word, with the space before it, is an id: its sha256. What byte-pair encodings do at ends of words."""
+    """A word, with the space before it, is an id: its crc32. What byte-pair encodings do at ends of words."""
 
     name, vocab_size, separator = "words", 2**16, 0
 
     def encode(self, text):
         words = re.findall(r" ?\S+|\s", text)
-        return np.array([hash(word) % 65535 + 1 for word in words], dtype=np.uint16)
+        return np.array([zlib.crc32(word.encode()) % 65535 + 1 for word in words], dtype=np.uint16)
 
     def token_bytes(self):
         return np.ones(self.vocab_size, dtype=np.int64)
@@ -52,12 +58,12 @@ documents = st.lists(
 
 
 def ids_of(source: Source, tokenizer: Tokenizer, start: Place = START, workers: int = 1) -> list:
-    """Everything that is written from `start` on: (what, split, why of a skipped one, ids), and the places behind."""
-    encoded = encode_all(tokenizer, tasks_of(parts_of(source, tokenizer.boundary, start)), workers)
+    """Everything that is written from `start` on: each part with its ids and bytes, and the place behind its task."""
     found = []
-    for task, results, place in encoded:
-        for (what, split, text), (ids, n_bytes) in zip(task, results, strict=True):
-            found.append((what, split, text if what == "skipped" else "", ids.tolist(), n_bytes, place))
+    for task, encoded, place in encode_all(tokenizer, tasks_of(parts_of(source, tokenizer.boundary, start)), workers):
+        assert len(task) == len(encoded.counts) == len(encoded.n_bytes) and encoded.counts.sum() == len(encoded.ids)
+        each = np.split(encoded.ids, encoded.counts.cumsum()[:-1])
+        found += [(part, ids.tolist(), int(n), place) for part, ids, n in zip(task, each, encoded.n_bytes, strict=True)]
     return found
 
 
@@ -72,13 +78,12 @@ def test_ids_are_those_of_whole_documents(given_documents, task):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt.encode, "TASK", task)
         found = []
-        for what, split, _, ids, n_bytes, _ in ids_of(source_of(given_documents), Words()):
-            if what == "begin":
-                found.append((split, [], 0))
-            elif what != "skipped":
-                split_before, before, size = found.pop()
-                assert split_before == split
-                found.append((split, before + ids, size + n_bytes))
+        for part, ids, n_bytes, _ in ids_of(source_of(given_documents), Words()):
+            if isinstance(part, Skipped):
+                assert (ids, n_bytes) == ([], 0)
+                continue
+            before, size = ([], 0) if part.begins else found.pop()[1:]
+            found.append((part.split, before + ids, size + n_bytes))
     assert found == expected
 
 
@@ -96,10 +101,26 @@ def test_one_can_go_on_from_every_place(given_documents, task):
 
 def test_what_is_left_out_is_counted_with_its_reason():
     source = source_of([Skipped("broken"), Document("train", ["", ""]), Document("val", []), Document("train", ["a"])])
-    found = [(what, why) for what, _, why, *_ in ids_of(source, ByteTokenizer())]
-    assert found == [("skipped", "broken"), ("skipped", "empty"), ("skipped", "empty")] + [
-        (what, "") for what in ("begin", "text", "end")
-    ]
+    *skipped, part = [part for part, *_ in ids_of(source, ByteTokenizer())]
+    assert skipped == [Skipped("broken"), Skipped("empty"), Skipped("empty")]
+    assert part == Part("train", "a", True, True, "a list: document 4 (train)", 0)
+
+
+@relaxed
+@given(documents, st.integers(0, 60), st.integers(1, 40))
+def test_of_a_text_that_may_be_cut_anywhere_no_more_is_read_than_is_wanted(given_documents, left, task):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpt.encode, "TASK", task)
+        whole = "".join(block for one in given_documents if isinstance(one, Document) for block in one.blocks)
+        tasks = list(tasks_of(parts_of(source_of(given_documents), None, START, left)))
+        read = [[part for part in task if isinstance(part, Part)] for task, _ in tasks]
+        assert "".join(part.text for parts in read for part in parts) == whole[:left]
+        for n, (_, place) in enumerate(tasks, start=1):  # one can go on from every place with what is left then
+            rest = left - sum(len(part.text) for parts in read[:n] for part in parts)
+            assert list(tasks_of(parts_of(source_of(given_documents), None, place, rest))) == tasks[n:]
+        # by words, a text that is cut would have other ids
+        parts = [part for part, *_ in parts_of(source_of(given_documents), WORD_END, START, max(left, 1))]
+        assert parts == [part for part, *_ in parts_of(source_of(given_documents), WORD_END, START)]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -115,12 +136,89 @@ def test_any_number_of_processes_gives_the_same_ids(monkeypatch, workers):
 
 
 def test_ids_instead_of_text_stay_what_they_are():
-    ids = np.array([7, 256, 65, 300])
-    [(*_, begin), (*_, text), _] = [one[:5] for one in ids_of(source_of([Document("val", [ids])]), ByteTokenizer())]
-    [task] = [task for task, _ in tasks_of(parts_of(source_of([Document("val", [ids])]), None, Place()))]
-    results = encode(ByteTokenizer(), task)
-    assert results[1][0].tolist() == ids.tolist() and results[1][1] == text == 2  # a separator has no bytes
-    assert begin == 0
+    """Those that the vocabulary lacks too, which are refused where they are written."""
+    ids = np.array([7, 256, 65, 300, -1])
+    documents = [Document("val", [ids[:3], ids[3:]]), Document("train", [ids[:1]], ends=False)]
+    found = [one[1:3] for one in ids_of(source_of(documents), ByteTokenizer())]
+    assert found == [([7, 256, 65], 2), ([300, -1, 256], 0), ([7], 1)]  # a separator has no bytes
+
+
+def test_many_small_documents_take_little_time_each():
+    source = source_of([Document("train", ["a"])] * 50_000 + [Document("val", [np.array([5])])] * 50_000)
+    began = time.process_time()
+    found = list(encode_all(ByteTokenizer(), tasks_of(parts_of(source, None, START)), 1))
+    assert time.process_time() - began < 3  # it takes 0.5 s
+    assert sum(len(encoded.ids) for _, encoded, _ in found) == 200_000
+
+
+@relaxed
+@given(documents, st.integers(0, 60), st.integers(1, 40), st.booleans())
+def test_a_draft_holds_the_first_tokens_and_no_more(tmp_path_factory, given_documents, limit, task, separated):
+    """Counted a second time, token by token, whatever the size of the tasks."""
+    kind = ByteTokenizer() if separated else CharTokenizer("".join(sorted("ab é漢\n")))
+    ids, starts, n_bytes = ({split: new() for split in ("train", "val", "test")} for new in (list, list, int))
+    skipped, left = Counter(), limit
+    for one in given_documents:
+        text = "".join(one.blocks) if isinstance(one, Document) else ""
+        if not left:
+            break
+        if not text:
+            skipped[one.why if isinstance(one, Skipped) else "empty"] += 1
+            continue
+        starts[one.split].append(len(ids[one.split]))
+        kept = (kind.encode(text).tolist() + [256] * (separated and one.ends))[:left]
+        left -= len(kept)
+        ids[one.split] += kept
+        n_bytes[one.split] += len(kind.decode_bytes(kept))
+    source, folder = source_of(given_documents), tmp_path_factory.mktemp("draft")
+    draft = Draft(folder, "", source, lambda: kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpt.encode, "TASK", task)
+        for found in encode_all(kind, tasks_of(parts_of(source, kind.boundary, START, limit)), 1):
+            draft.write(*found, limit)
+    draft.save()
+    draft.close()
+    for split in ids:
+        for stem, dtype, numbers in ((split, np.uint16, ids[split]), (f"{split}_documents", np.uint64, starts[split])):
+            path = folder / f"{stem}-00000.bin"
+            assert (np.fromfile(path, dtype, offset=32).tolist() if path.exists() else []) == numbers
+    assert {split: counts["bytes"] for split, counts in draft.counts().items()} == n_bytes
+    assert draft.skipped == skipped
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("task, kills", [(2**20, 0), (100, 0), (100, 3)])
+def test_a_limit_gives_the_first_characters_and_a_vocabulary_of_these(tmp_path, monkeypatch, task, kills):
+    """Of a text in which every line has a character that no other has."""
+    lines = [chr(0x4E00 + n) * 3 + " of 漢 and é" for n in range(1000)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    config = DataConfig("jsonl", path=str(tmp_path / "all.jsonl"), max_tokens=6000)
+    monkeypatch.setattr(gpt.encode, "TASK", task)
+    write, save, left = Draft.write, Draft.save, [0]
+
+    def counted(draft, *given):
+        if kills and not left[0]:
+            left[0] = -1
+            raise Killed
+        write(draft, *given)
+        save(draft)
+        left[0] -= 1
+
+    monkeypatch.setattr(Draft, "write", counted)
+    for n in range(kills):
+        left[0] = 5 + n
+        with pytest.raises(Killed):
+            prepare(config, CHAR, tmp_path / "data", [].append, 1)
+    left[0], said = -1, []
+    corpus = prepare(config, CHAR, tmp_path / "data", said.append, 1)
+    assert bool(kills) == any("going on behind" in line for line in said)
+    whole = "".join(lines)[:6000]
+    assert corpus.tokenizer.characters == "".join(sorted(set(whole))) and size(corpus) == 6000
+    decoded = "".join(corpus.tokenizer.decode(getattr(corpus, split)[:]) for split in ("train", "val", "test"))
+    assert sorted(decoded) == sorted(whole)
 
 
 # A preparation with a worker that is killed, or that outlives its parent: in a process of its own.
@@ -170,9 +268,25 @@ def test_workers_end_with_their_parent():
 def test_an_error_in_a_worker_is_the_users(monkeypatch):
     monkeypatch.setattr(gpt.encode, "ALONE", 0)
     monkeypatch.setattr(CharTokenizer, "boundary", WORD_END)
-    with pytest.raises(DataError, match="'b' .U.0062. at position 1") as error:
+    with pytest.raises(DataError, match="'b' .U.0062., which is not among") as error:
         ids_of(source_of([Document("train", ["ab"])]), CharTokenizer("a"), workers=2)
-    assert not isinstance(error.value, WorkerDied)  # the text is at fault, so nothing goes on later
+    assert not isinstance(error.value, WorkerDied)  # else the same command would go on, to the same end
+
+
+@pytest.mark.parametrize("file, where", [("", "a list: document 2 .val."), ("texts/b.txt", "texts/b.txt")])
+@pytest.mark.parametrize("text, why", [("b", "'b' .U.0062., which is not among"), ("\udfff", "U.DFFF, half a surr")])
+def test_a_character_without_an_id_is_named_with_its_document_and_place(file, where, text, why):
+    documents = [Document("train", ["aaa"]), Document("val", ["a" * 1000, "", "aa" + text], file=file)]
+    kind = CharTokenizer("a") if text == "b" else ByteTokenizer()
+    with pytest.raises(DataError, match=f"^{where}: character 1,002 is {why}"):
+        ids_of(source_of(documents), kind)
+
+
+def test_the_file_of_a_folder_that_has_such_a_character_is_named(tmp_path):
+    (tmp_path / "characters.json").write_text('"ab"')
+    kind = TokenizerConfig("char", file=str(tmp_path / "characters.json"))
+    with pytest.raises(DataError, match=f"^{tmp_path}/texts/b.txt: character 2 is 'X' .U.0058., which is not among"):
+        text_corpus(tmp_path, {"a.txt": "ab", "b.txt": "abXX", "c.txt": "X"}, kind)
 
 
 @relaxed

@@ -208,7 +208,7 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path, tokenizer):
     assert ids_and_counts(corpus) == ids_and_counts(straight) and not beside.exists()
     done = sum(split["tokens"] for split in reached["splits"].values())
     assert 0 < done < size(corpus) and any(f"going on behind {done:,} tokens" in line for line in said)
-    assert len(read) == 30 - reached["place"][0]  # documents that are done are not read again
+    assert len(read) == 30 - reached["reached"][0]  # documents that are done are not read again
 
 
 class Killed(BaseException):

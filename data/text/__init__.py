@@ -37,7 +37,7 @@ def source(config: DataConfig) -> Source:
             return
         splits = splits_of(files.paths, config.val_fraction, config.test_fraction)
         for name, file in islice(files.paths.items(), start, None):
-            yield Document(splits[name], read_blocks(file))
+            yield Document(splits[name], read_blocks(file), file=str(file))
 
     def texts() -> Iterator[Iterable[str]]:
         for file in files.paths.values():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpt.documents import Document
 from gpt.errors import ConfigError, DataError
 from gpt.schema import TokenizerConfig
-from gpt.tokenizer.base import Tokenizer, id_dtype
+from gpt.tokenizer.base import Tokenizer, Unencodable, id_dtype
 from gpt.tokenizer.bpe import ENCODINGS, TiktokenTokenizer, TrainedTokenizer
 from gpt.tokenizer.byte import ByteTokenizer
 from gpt.tokenizer.char import CharTokenizer
@@ -32,6 +32,7 @@ __all__ = [
     "TiktokenTokenizer",
     "Tokenizer",
     "TrainedTokenizer",
+    "Unencodable",
     "id_dtype",
     "load_tokenizer",
     "new_tokenizer",

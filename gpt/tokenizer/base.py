@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -12,21 +14,29 @@ from gpt.documents import WORD_END, Document
 from gpt.errors import DataError
 from gpt.schema import TokenizerConfig
 
+LARGEST = 2**26  # bytes of a file that holds a vocabulary: about twice the largest that are published
+
 
 def id_dtype(vocab_size: int) -> np.dtype:
     """The smallest unsigned type that holds every id below `vocab_size`: uint16 up to 65,536 ids, then uint32."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
+class Unencodable(DataError):
+    """A character that has no id: its `position` in the text, and in `why` which one it is."""
+
+    def __init__(self, position: int, why: str):
+        super().__init__(f"text: character {position:,} is {why}")
+        self.position, self.why = position, why
+
+
 def utf8(text: str) -> bytes:
-    """The bytes of `text`. Raises DataError at half a surrogate pair, which no valid text file can hold."""
+    """The bytes of `text`. Raises Unencodable at half a surrogate pair, which no valid text file can hold."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        lone = f"U+{ord(text[error.start]):04X}"
-        raise DataError(
-            f"text: position {error.start:,} holds {lone}, half a surrogate pair; allowed: Unicode"
-        ) from None
+        why = f"U+{ord(text[error.start]):04X}, half a surrogate pair; allowed: Unicode"
+        raise Unencodable(error.start, why) from None
 
 
 def blocks_of(document: Document) -> Iterator[str]:
@@ -38,6 +48,29 @@ def blocks_of(document: Document) -> Iterator[str]:
                 "its ids, as tokenizer=gpt2, or tokenizer=char tokenizer.file=<a JSON file of its characters>"
             )
         yield block
+
+
+def content_of(path: str, what: str) -> str:
+    """The text of the file that tokenizer.file names. Raises DataError where it is no `what`."""
+    try:
+        with open(os.path.expanduser(path), "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataError(f"tokenizer.file: {path} is no plain file; allowed: a {what}")
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise DataError(f"tokenizer.file: {path} is larger than {LARGEST:,} bytes; allowed: a {what}")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise DataError(f"tokenizer.file: {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"tokenizer.file: {path} is no {what} (not UTF-8)") from None
+    except ValueError:  # a path with a NUL
+        raise DataError(f"tokenizer.file: got {path!r}, which is no path; allowed: a {what}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens also a named pipe to which nobody writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Tokenizer:
@@ -65,12 +98,8 @@ class Tokenizer:
         return config.name
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of `text`, (n,) uint16 or uint32. Raises DataError for a character that has no id."""
+        """The ids of `text`, (n,) uint16 or uint32. Raises Unencodable for a character that has no id."""
         raise NotImplementedError
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
-        return [self.encode(text) for text in texts]
 
     def table(self) -> list[bytes]:
         """(vocab_size,) what each id stands for; nothing for separators, special ids and ids that are not used."""

@@ -20,13 +20,16 @@ from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
 # The pattern that cuts text into words, within which pairs are merged: Radford et al. 2019 (GPT-2), as tiktoken has it.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 TRAINED_ON = 100 * 2**20  # characters of text that a vocabulary is trained on at most
-LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # of one word in training, whose time grows with the square of it
-LONG_SPACE = re.compile(r"\s{65536}")  # more in a row overflow tiktoken's stack, with the pattern of o200k
+WORD = 1000  # characters of one word in training at most: its time grows with the square of them
+SPACE = 65536  # characters of white space in a row at most: more overflow tiktoken's stack, with the pattern of o200k
+# Tried at the beginning of a run only, or the time would grow with the square of its length.
+LONG_RUN = re.compile(rf"(?<!\S)\S{{{WORD},}}+|(?<!\s)\s{{{WORD},}}+")
+LONG_SPACE = re.compile(rf"(?<!\s)\s{{{SPACE},}}+")
 
 
-def cut_behind(pattern: re.Pattern, text: str) -> list[str]:
-    """`text` in parts, which end where `pattern` does."""
-    cuts = [found.end() for found in pattern.finditer(text)]
+def cut_runs(runs: re.Pattern, longest: int, text: str) -> list[str]:
+    """`text` in parts: what `runs` matches is cut behind every `longest` characters of it."""
+    cuts = [at for run in runs.finditer(text) for at in range(run.start() + longest, run.end() + 1, longest)]
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
@@ -35,7 +38,7 @@ def without_long_space(text: str) -> list[str]:
     # A run that is too long fills one of these; to search all of a text would take a fifth of the time of encoding it.
     if not any(text[at : at + 64].isspace() for at in range(0, len(text), 2**15)):
         return [text]
-    return cut_behind(LONG_SPACE, text)
+    return cut_runs(LONG_SPACE, SPACE, text)
 
 
 class MergeTokenizer(Tokenizer):
@@ -213,7 +216,7 @@ def train(documents: Iterable[Document], merges: int) -> list[bytes]:
                     left -= len(piece)
                     if left < 0:
                         return
-                    yield from cut_behind(LONG_RUN, piece)
+                    yield from cut_runs(LONG_RUN, WORD, piece)
 
     model = Trained(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from pathlib import Path
+import reprlib
 
 import numpy as np
 
 from gpt.errors import DataError
-from gpt.tokenizer.base import Tokenizer, blocks_of, id_dtype, utf8
+from gpt.tokenizer.base import Tokenizer, Unencodable, blocks_of, content_of, id_dtype
 
 
 class CharTokenizer(Tokenizer):
-    """The characters of one corpus by code point, as in nanoGPT's shakespeare_char. No separator.
+    """The characters of one corpus by code point, those of the test split too, as nanoGPT takes them for
+    shakespeare_char. No separator.
 
     With tokenizer.file they are those of a JSON file: one text, or a list of one-letter texts, in the order of the ids.
     """
@@ -21,14 +22,12 @@ class CharTokenizer(Tokenizer):
     boundary = None
 
     def __init__(self, characters: str):
-        if not characters or list(characters) != sorted(set(characters)):
+        if not is_vocabulary(characters):
             raise DataError("tokenizer char: its characters must be at least one, each once, in order of code points")
-        utf8(characters)
         self.characters = characters
         self.vocab_size = len(characters)
-        codes = np.array([ord(c) for c in characters])
-        self._ids = np.full(codes[-1] + 1, -1)  # code point -> id
-        self._ids[codes] = np.arange(self.vocab_size)
+        self._ids = np.full(0x110000, -1, np.int32)  # code point -> id
+        self._ids[[ord(c) for c in characters]] = np.arange(self.vocab_size)
 
     @classmethod
     def new(cls, config, documents):
@@ -54,14 +53,14 @@ class CharTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
-        known = codes < len(self._ids)
-        ids = np.where(known, self._ids[np.where(known, codes, 0)], -1)
+        ids = self._ids[codes]
         if len(ids) and ids.min() < 0:
             first = int(np.argmax(ids < 0))
             shown = self.characters if self.vocab_size <= 100 else self.characters[:100] + "…"
-            raise DataError(
-                f"tokenizer char: {text[first]!r} (U+{ord(text[first]):04X}) at position {first:,} is not among its "
-                f"{self.vocab_size} characters {shown!r}; tokenizer=byte knows every text"
+            raise Unencodable(
+                first,
+                f"{text[first]!r} (U+{ord(text[first]):04X}), which is not among the {self.vocab_size} characters of "
+                f"tokenizer=char {shown!r}; tokenizer=byte knows every text",
             )
         return ids.astype(id_dtype(self.vocab_size))
 
@@ -74,17 +73,23 @@ class CharTokenizer(Tokenizer):
 
 def _characters(path: str) -> str:
     """The characters in the JSON file `path`. Raises DataError."""
+    content = content_of(path, "JSON file of characters")
     try:
-        value = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"tokenizer.file: {path} cannot be read ({error.strerror})") from None
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"tokenizer.file: {path} is no JSON in UTF-8 ({error})") from None
+        raise DataError(f"tokenizer.file: {path} is no JSON ({error})") from None
     if isinstance(value, list) and all(isinstance(c, str) and len(c) == 1 for c in value):
         value = "".join(value)
-    if not isinstance(value, str) or not value or list(value) != sorted(set(value)):
+    if not is_vocabulary(value):
         raise DataError(
-            f"tokenizer.file: {path} holds {str(value)[:40]!r}; allowed: the characters of the vocabulary as one JSON "
-            "text or a list, each once, in order of code points"
+            f"tokenizer.file: {path} holds {reprlib.repr(value)}; allowed: the characters of the vocabulary as one "
+            "JSON text or a list, each once, in order of code points"
         )
     return value
+
+
+def is_vocabulary(value: object) -> bool:
+    """Whether it is characters, at least one, each once, in order of code points, and none is half a surrogate pair."""
+    if not isinstance(value, str) or not 0 < len(value) <= 0x110000:
+        return False
+    return list(value) == sorted(set(value)) and not any("\ud800" <= character <= "\udfff" for character in value)
