@@ -189,10 +189,21 @@ def print_tables(results: Results, console: Console | None = None) -> None:
 
 
 def evaluation_table(found: dict[Path, list[dict]]) -> Table:
-    """What eval.py prints: the rows that were asked for of each run's folder, a line for each way of reading it."""
-    lines, columns, reasons, scopes = {}, {}, {}, {}
+    """What eval.py prints: the rows that were asked for of each run's folder, a line for each way of reading it.
+
+    The ways in which a run cannot be read at all are one line, with the reasons of the first of them.
+    """
+    lines, columns, reasons, scopes, never = {}, {}, {}, {}, {}
     names = folder_names(found)
+    rows_of = {}
     for folder, row in ((folder, row) for folder, rows in found.items() for row in rows):
+        rows_of.setdefault((folder, in_short(reading(row))), []).append(row)
+    for (folder, way), rows in rows_of.items():
+        if all(row["status"] == "unsupported" for row in rows):
+            never.setdefault(folder, []).append(way)
+    for folder, way, row in ((*key, row) for key, rows in rows_of.items() for row in rows):
+        if way in never.get(folder, [])[1:]:
+            continue
         scopes[scope(row.get("documents"), row.get("split"))] = None
         column = (row["protocol"] == SLIDING, row.get("stride") or 0, row["factor"], row.get("eval_length"))
         columns[column] = None
@@ -200,7 +211,9 @@ def evaluation_table(found: dict[Path, list[dict]]) -> Table:
             value = f"{row['loss']:.4f}" if is_number(row.get("loss")) else str(row.get("loss"))
         else:
             value = f"{row['status']} [{reasons.setdefault(str(row.get('reason')), len(reasons) + 1)}]"
-        lines.setdefault((folder, in_short(reading(row))), {})[column] = value
+        alike = never[folder] if way in never.get(folder, []) else [way]
+        ways = ", ".join(one or "as trained" for one in alike) if len(alike) > 1 else way
+        lines.setdefault((folder, ways), {})[column] = value
     table = Table(
         title="Loss (nats per token)" + " and".join(scopes),
         title_justify="left",

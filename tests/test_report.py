@@ -171,6 +171,20 @@ def test_markdown_tables_are_rectangular_and_escape_pipes(tmp_path, quick):
     tables.print_tables(written.results, Console(file=io.StringIO()))  # brackets in a reason are no markup
 
 
+def test_the_ways_in_which_a_run_cannot_be_read_are_one_line(tmp_path):
+    ways = [{"scaling": kind} for kind in ("none", "linear", "ntk", "yarn")]
+    rows = [row("alibi", 0, f, 1.0 if way["scaling"] == "none" else None, reason="has no rotations", **way)
+            for way in ways for f in (1, 2)]  # fmt: skip
+    table = tables.evaluation_table({tmp_path: rows})
+    assert [str(cell) for cell in table.columns[0].cells] == ["alibi-s0", "alibi-s0 (linear, ntk, yarn)"]
+    assert [str(cell) for cell in table.columns[2].cells] == ["1.0000", "unsupported [1]"]
+    assert str(table.caption) == "[1] has no rotations"
+    table = tables.evaluation_table({tmp_path: [row("learned", 0, 2, None, reason="r", **way) for way in ways]})
+    assert [str(cell) for cell in table.columns[0].cells] == ["learned-s0 (as trained, linear, ntk, yarn)"]
+    table = tables.evaluation_table({tmp_path: [row("learned", 0, 2, None, reason="r")]})
+    assert [str(cell) for cell in table.columns[0].cells] == ["learned-s0"]
+
+
 @pytest.mark.parametrize(
     "changes, expected",
     [
