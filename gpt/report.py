@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpt.comparison import DISJOINT, SLIDING, Comparison, Line, Results, compare, paired, revision
 from gpt.files import write_atomic
-from gpt.results import CURVE, count, get, is_number, reading, show
+from gpt.results import CURVE, count, get, in_short, is_number, reading, show
 from gpt.tables import BEST, TIE, Grid, cell, conditions_line, grids, left_out, some
 
 FIELDS = (  # the columns of results.csv: the fields of a row of eval.jsonl but the curve; others that it has come last
@@ -264,7 +264,8 @@ def facts(comparison: Comparison) -> list[str]:
         f"device {values([run.status.get('device') for run in runs])}",
         f"- measured: until {max(measured, default='?')}",
     ]
-    return lines
+    ways = sorted({way for row in rows if (way := in_short(reading(row)))})
+    return lines + ([f"- read otherwise than trained: {'; '.join(ways)}"] if ways else [])
 
 
 def values(found: list) -> str:

@@ -202,6 +202,13 @@ def test_titles_say_what_was_measured(tmp_path, changes, expected):
     assert titles[:2] == [f"Disjoint windows{expected}", f"Sliding windows, stride 32{expected}"]
 
 
+def test_a_report_names_the_parameters_of_every_rescaling(tmp_path, quick):
+    yarn = {"scaling": "yarn", "scaling_factor": 4.0, "scaling_parameters": "alpha=1 beta=4"}
+    rows = [row("rope", 0, f, 1.0, **way) for f in (1, 2) for way in ({}, yarn)]
+    write_run(tmp_path / "a", config("rope", 0), rows)
+    assert "\n- read otherwise than trained: yarn alpha=1 beta=4\n" in report.write_report([tmp_path]).markdown
+
+
 def test_what_was_asked_for_beside_the_default_has_tables_of_its_own(tmp_path, quick):
     """The test split and windows within documents, of all runs, and no warning: they are other questions."""
     ways = {}, {"documents": "within", "data_sha256": "cd" * 32}, {"split": "test", "data_sha256": "ef" * 32}
