@@ -182,7 +182,8 @@ def read_as(model: GPT, asked: AskedPosition) -> dict[str, object]:
     chosen = {key: value for key, value in given.items() if has[key] and key != "base"}  # a base is the protocol's
     if chosen:
         position.config = replace(position.config, **chosen)
-    return {f"position.{key}": value for key, value in given.items() if not has[key]}
+    plain = {"overflow": "error", "ids": "spaced"}  # what is so anyway
+    return {f"position.{key}": value for key, value in given.items() if not has[key] and value != plain.get(key)}
 
 
 def parameters(scaling: ScalingConfig, fixed: bool) -> str | None:

@@ -104,7 +104,7 @@ def done(n_bytes: int, size: int | None, tokens: int, limit: int | None) -> floa
 def other_shares(data: DataConfig, corpus: Corpus) -> str:
     """What to say where twice as much is held out as was asked for, or less than half of it; else nothing."""
     splits, asked = corpus.meta["splits"], {"val": data.val_fraction, "test": data.test_fraction}
-    if "val_fraction" not in corpus.meta or data.val_split is not None or data.max_tokens is not None:
+    if "val_fraction" not in corpus.meta or data.val_split is not None:
         return ""
     total = sum(split["bytes"] for split in splits.values())
     shares = {name: splits[name]["bytes"] / total for name in asked}

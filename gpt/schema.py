@@ -349,7 +349,7 @@ def describe(schema: dict) -> str:
 
 
 def large(limit: float) -> str:
-    return "2^63" if limit == 2**63 else f"{limit:g}"
+    return "2^63" if limit == 2**63 else str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def plain(value: object) -> object:

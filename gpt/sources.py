@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 
 from gpt.documents import (
@@ -82,9 +82,11 @@ class Files:
         elif path.exists():
             raise DataError(f"data.path: got '{shown(path)}', which is neither a file nor a folder; allowed: {allowed}")
         else:
-            fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
-            pattern = path.parts[len(fixed.parts) :]
-            self.paths = self._walk(fixed, pattern) if pattern and fixed.is_dir() else {}
+            # The folder of a pattern; brackets in the name of one that is there are no pattern.
+            fixed, *pattern = Path(path.parts[0]), *path.parts[1:]
+            while pattern and (not glob.has_magic(pattern[0]) or (fixed / pattern[0]).is_dir()):
+                fixed = fixed / pattern.pop(0)
+            self.paths = self._walk(fixed, tuple(pattern)) if pattern and fixed.is_dir() else {}
             if not self.paths and not self.skipped:
                 raise SourceGone(f"data.path: got '{shown(path)}', which is not there; allowed: {allowed}")
         if not self.paths:

@@ -23,10 +23,14 @@ def histogram(counts: np.ndarray) -> list[tuple[int, int, int]]:
     return [(2**p, 2 ** (p + 1), int(found[p])) for p in range(first, len(found))]
 
 
-def long_enough(counts: np.ndarray, block_size: int, factor: int) -> tuple[float, float]:
-    """Share of the documents that hold a window of factor times block_size targets, and of all tokens those in them."""
-    chosen = counts > factor * block_size  # the first token is nobody's target
-    return (float(chosen.mean()), float(counts[chosen].sum() / counts.sum())) if len(counts) else (0.0, 0.0)
+def long_enough(counts: np.ndarray, block_size: int, factor: int) -> tuple[int, float, float]:
+    """How many documents hold a window of factor times block_size targets, their share of all, and the share of all
+    tokens that are targets in such windows."""
+    length = factor * block_size
+    chosen = counts[counts > length]  # the first token is nobody's target
+    if not len(chosen):
+        return 0, 0.0, 0.0
+    return len(chosen), len(chosen) / len(counts), float(((chosen - 1) // length * length).sum() / counts.sum())
 
 
 def survey(corpus: Corpus, block_size: int, samples: int = 3, splits: tuple[str, ...] = SPLITS) -> str:
@@ -44,12 +48,13 @@ def survey(corpus: Corpus, block_size: int, samples: int = 3, splits: tuple[str,
             bar = "#" * -(-WIDTH * n // largest)
             lines.append(f"    {start:>11,} to {stop - 1:>11,} {n:>11,}  {bar}".rstrip())
         lines += ["", f"  {split}: long enough for windows inside one document, of factor x {block_size} tokens"]
-        lines.append(f"    {'factor':>6}{'tokens':>12}{'documents':>12}{'of all text':>13}")
+        lines.append(f"    {'factor':>6}{'tokens':>12}{'documents':>12}{'of all':>9}{'tokens in windows':>19}")
         for factor in FACTORS:
-            documents, tokens = long_enough(counts, block_size, factor)
-            lines.append(f"    {factor:>6}{factor * block_size:>12,}{documents:>12.1%}{tokens:>13.1%}")
-    starts = np.asarray(corpus.val_documents).astype(np.int64)
-    for n in np.unique(np.linspace(0, len(starts) - 1, samples).astype(int)):
-        text = corpus.tokenizer.decode(corpus.val[int(starts[n]) : int(starts[n]) + SHOWN])[:SHOWN]
+            n, documents, tokens = long_enough(counts, block_size, factor)
+            lines.append(f"    {factor:>6}{factor * block_size:>12,}{n:>12,}{documents:>9.1%}{tokens:>19.1%}")
+    starts = np.append(np.asarray(corpus.val_documents), len(corpus.val)).astype(np.int64)
+    for n in np.unique(np.linspace(0, len(starts) - 2, samples).astype(int)):
+        start, stop = starts[n : n + 2].tolist()
+        text = corpus.tokenizer.decode(corpus.val[start : min(stop, start + SHOWN)])[:SHOWN]
         lines += ["", f"  val, document {n:,}:", *(f"    | {line}" for line in text.splitlines())]
     return "\n".join(lines)

@@ -300,10 +300,10 @@ def test_a_damaged_packed_file_is_named(tmp_path, name, damage):
 
 def test_a_line_that_is_too_long_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("data.jsonl.LINE", 1000)
-    longest = json.dumps({"text": "a" * 987}) + "\n"  # 1,000 bytes
+    longest = json.dumps({"text": "a" * 988}) + "\n"  # 1,000 bytes, and a line's end
     (tmp_path / "a.jsonl").write_text(longest * 3)
     config = DataConfig("jsonl", path=str(tmp_path / "a.jsonl"))
-    assert texts_of(read(config)) == ["a" * 987] * 3
+    assert texts_of(read(config)) == ["a" * 988] * 3
     (tmp_path / "a.jsonl").write_text(longest * 3 + longest.replace("a", "aa", 1))
     with pytest.raises(
         DataError, match="a.jsonl: line 4 .byte [0-9,]+. has more than 1,000 bytes; allowed: .*data=text"
@@ -850,6 +850,28 @@ def test_files_of_a_copy_that_are_not_read_are_counted(tmp_path):
     assert corpus.tokenizer.decode(corpus.val[:]) == "".join(f"dev {n}" for n in range(4))
     write_lines(tmp_path / "copy/train-2.jsonl", [{"text": "another"}] * 4)  # what is read makes the fingerprint
     assert prepare(config, BYTE, tmp_path / "data", lambda _: None).folder != corpus.folder
+
+
+def test_what_is_wrong_behind_a_mark_is_at_the_byte_of_the_file(tmp_path):
+    for line, byte in ((b'{"text": nope}', 12), (b'{"text": "\xff"}', 13)):
+        (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line)
+        with pytest.raises(DataError, match=f"line 1, byte {byte} "):
+            read(DataConfig("jsonl", path=str(tmp_path / "a.jsonl")))
+
+
+def test_kinds_are_told_by_names_of_any_case(tmp_path):
+    (tmp_path / "copy").mkdir()
+    for name in ("A.TXT", "b.txt", "C.PARQUET"):
+        (tmp_path / "copy" / name).write_text("some text")
+    with pytest.raises(DataError, match=r"1 of Parquet and 2 of text; .*data.path='.*/copy/\*\*/\*.txt'"):
+        read(DataConfig("hf", path=str(tmp_path / "copy")))
+
+
+def test_splits_that_no_name_tells_are_asked_for(tmp_path):
+    for n in range(3):
+        write_lines(tmp_path / f"copy/{n}.jsonl", [{"text": "a"}])
+    with pytest.raises(ConfigError, match="data.path: .* allowed: files named train, validation and test; no name"):
+        read(DataConfig("hf", path=str(tmp_path / "copy"), val_split="validation"))
 
 
 def test_files_whose_names_tell_nothing_are_to_train_on(tmp_path):

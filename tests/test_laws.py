@@ -12,7 +12,8 @@ from gpt.attention import Kind, prepare
 from gpt.cache import Cache
 from gpt.errors import LengthError
 from gpt.position import SCHEMES
-from gpt.schema import ModelConfig
+from gpt.position.base import Position
+from gpt.schema import ModelConfig, PositionConfig
 from tests.helpers import SMALL, excite, ids, make
 
 L = SMALL.block_size
@@ -26,6 +27,19 @@ def longest(model) -> int:
 @pytest.fixture(params=SCHEMES)
 def name(request):
     return request.param
+
+
+def test_a_law_without_heads_is_that_of_every_head():
+    """A `pair` that does not read `head` broadcasts over them."""
+
+    class Plain(Position):
+        def pair(self, head, i, j):
+            return -0.2 * (i - j).float()
+
+    pos, scheme = torch.arange(9), Plain(PositionConfig("plain"), SMALL)
+    for scheme.relative in (True, False):
+        bias = scheme.dense(pos, pos)
+        assert bias.shape == (4, 9, 9) and torch.equal(bias, -0.2 * (pos[:, None] - pos).float().expand(4, 9, 9))
 
 
 def test_causality(name, fresh):
@@ -115,6 +129,18 @@ def test_other_scheme_other_logits(fresh):
     for a, b in itertools.combinations(found, 2):
         T = min(found[a].shape[1], found[b].shape[1])
         assert not torch.allclose(found[a][:, :T], found[b][:, :T], atol=1e-4), f"{a} and {b}"
+
+
+def test_a_relative_law_reads_the_distance_alone(name, fresh):
+    """What a class with `relative` promises: its bias is computed once for each distance."""
+    position = excite(make(name), fresh).position
+    if position.pair is None or not position.relative:
+        pytest.skip("no pointwise law, or one that says relative = False")
+    head, i, j = torch.arange(4).view(-1, 1), *torch.randint(0, 3 * L, (2, 200), generator=fresh).sort(0).values.flip(0)
+    with torch.no_grad():
+        there, at_zero = position.pair(head, i, j), position.pair(head, i - j, torch.zeros_like(i))
+    message = f"{name}: pair(head, i, j) reads more than i - j; say relative: ClassVar[bool] = False"
+    torch.testing.assert_close(there, at_zero, msg=message)
 
 
 @pytest.mark.parametrize("shift", [1, 1000])

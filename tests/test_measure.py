@@ -390,6 +390,8 @@ def test_what_no_scheme_reads_is_said(capsys, run, key):
     assert measure(f"checkpoint=runs/default/{run}", "factors=[1]", f"position.{key}") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: position.{key.partition('=')[0]}: got ") and "no scheme here reads" in line
+    for anyway in ("overflow=error", "ids=spaced"):  # what changes nothing is no mistake
+        assert measure("checkpoint=runs/default/rope", "factors=[1]", f"position.{anyway}") == 0
     if key == "base=500":  # one of several does
         assert measure("runs=runs/default", "factors=[1]", f"position.{key}") == 0
 

@@ -16,6 +16,7 @@ from gpt.documents import hash_share, splits_of
 from gpt.errors import ConfigError, DataError
 from gpt.prepare import prepare
 from gpt.schema import DataConfig
+from gpt.sources import Files
 from tests.texts import BYTE, CHAR, DOCUMENTS, text_corpus
 
 
@@ -330,3 +331,13 @@ def test_another_text_is_not_shakespeare(tmp_path, other_shakespeare):
     prepare(DataConfig("shakespeare_char"), CHAR, tmp_path / "data")
     with pytest.raises(DataError, match="mine.txt is not the tiny Shakespeare"):  # not passed over for what is prepared
         prepare(mine, CHAR, tmp_path / "data")
+
+
+def test_brackets_in_the_name_of_a_folder_that_is_there_are_no_pattern(tmp_path):
+    for folder in ("book [1]", "book 1"):
+        (tmp_path / folder / "in").mkdir(parents=True)
+        for name in ("c1.txt", "c2.txt"):
+            (tmp_path / folder / "in" / name).write_text("text")
+    for path in (f"{tmp_path}/book [1]/in/*.txt", f"{tmp_path}/book [1]/i[n]/c?.txt"):
+        files = Files(Path(path), (".txt",), "text")
+        assert [file.parts[-3] for file in files.paths.values()] == ["book [1]"] * 2

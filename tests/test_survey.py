@@ -25,9 +25,9 @@ def test_a_histogram_counts_each_document_once(counts):
 
 def test_how_many_documents_are_long_enough():
     counts = np.array([64, 65, 128, 129, 1000])  # L + 1 tokens hold L targets
-    assert long_enough(counts, 64, 1) == (4 / 5, (65 + 128 + 129 + 1000) / counts.sum())
-    assert long_enough(counts, 64, 2) == (2 / 5, (129 + 1000) / counts.sum())
-    assert long_enough(counts, 64, 16) == (0, 0) and long_enough(counts[:0], 64, 1) == (0, 0)
+    assert long_enough(counts, 64, 1) == (4, 4 / 5, 64 * (1 + 1 + 2 + 15) / counts.sum())
+    assert long_enough(counts, 64, 2) == (2, 2 / 5, 128 * (1 + 7) / counts.sum())
+    assert long_enough(counts, 64, 16) == (0, 0, 0) and long_enough(counts[:0], 64, 1) == (0, 0, 0)
 
 
 def test_a_survey_of_a_corpus(tmp_path):
@@ -43,8 +43,11 @@ def test_a_survey_of_a_corpus(tmp_path):
         shown = f"number {name.removesuffix('.txt')} "
         assert split == "val" or shown not in text
     assert any(f"| number {name.removesuffix('.txt')} " in text for name in documents)
+    assert text.count("number ") == text.count("| number ")  # a sample ends with its document
     train = lengths(corpus, "train")
-    row = f"{8:>10}{256:>12,}{(train > 256).mean():>12.1%}{train[train > 256].sum() / train.sum():>13.1%}"
+    long = train[train > 256]
+    inside = sum(256 * ((n - 1) // 256) for n in long.tolist()) / train.sum()
+    row = f"{8:>10}{256:>12,}{len(long):>12,}{len(long) / len(train):>9.1%}{inside:>19.1%}"
     assert row in text.split("val: tokens")[0]
 
 

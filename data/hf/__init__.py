@@ -30,7 +30,7 @@ Rows = Callable[[int], Iterator[Iterable[str] | Skipped]]  # the texts of a spli
 
 ROWS = {"repo", "revision", "config", "split", "val_split", "test_split", "text_field"}  # which they are
 KEYS = ROWS | {"path", "val_fraction", "test_fraction"}
-PLAIN = [f".{end}{packed}" for end in ("txt", "raw") for packed in ("", *PACKED)]
+PLAIN = [f".{end}{packed}" for end in ("txt", "raw", "tokens") for packed in ("", *PACKED)]
 KINDS = {"Parquet": parquet.SUFFIXES, "JSON lines": jsonl.SUFFIXES, "text": PLAIN}
 ALLOWED = f"a file, folder or pattern of {', '.join(KINDS)} ({' '.join(sum(map(list, KINDS.values()), []))})"
 ABOUT = ("dataset_info.json", "dataset_infos.json")  # files of a repository that are no texts
@@ -126,7 +126,8 @@ def _reader(path: Path, files: Files) -> tuple[Callable[[Iterable[Path], str, in
     counts["another kind"] = len(files.paths) - sum(counts.values())
     found = [f"{count} of {kind}" for kind, count in counts.items() if count]
     if len(found) > 1 or counts["another kind"]:
-        suffixes = Counter(end for name in files.paths for ends in KINDS.values() for end in ends if name.endswith(end))
+        ends = [end for kind in KINDS.values() for end in kind]
+        suffixes = Counter(end for name in files.paths for end in ends if name.lower().endswith(end))
         say = f"say which: data.path='{shown(path)}/**/*{suffixes.most_common(1)[0][0]}'" if path.is_dir() else ""
         raise DataError(
             f"data.path: {shown(path)} has {' and '.join(found)}; allowed: {ALLOWED}, all of one kind; {say}"
@@ -191,6 +192,9 @@ def _split(config: DataConfig, path: Path, files: Files, theirs: dict[str, str])
     else:
         told = {name: split_told(name, theirs.values()) for name in files.paths}
         if not any(told.values()):
+            if len(theirs) > 1:
+                allowed = f"files named train, validation and test; no name at {shown(config.path)} tells its split"
+                raise ConfigError("data.path", shown(config.path), allowed, "data=hf takes all of them to train on")
             told = dict.fromkeys(told, "train")
     found = {}
     for ours, split in theirs.items():

@@ -64,13 +64,14 @@ def read(path: Path, field: str) -> Iterator[Iterable[str] | Skipped]:
     number = at = 0
     try:
         with unpacked(path) as file:
-            for line in iter(partial(file.readline, LINE + 1), b""):
+            for line in iter(partial(file.readline, LINE + 2), b""):
                 number, begin, at = number + 1, at, at + len(line)
                 where = f"{shown(path)}: line {number:,}"
                 if begin == 0:
                     check_mark(path, line)
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, which JSON does not have
-                if len(line) > LINE:
+                    if line.startswith(b"\xef\xbb\xbf"):  # a byte-order mark, which JSON does not have
+                        line, begin = line[3:], 3
+                if len(line) > LINE + line.endswith(b"\n"):
                     raise DataError(
                         f"{where} (byte {begin:,}) has more than {LINE:,} bytes; allowed: an object with a text in "
                         "each line, of at most that; a longer text can be a file of its own, for data=text"

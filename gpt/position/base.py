@@ -121,8 +121,8 @@ class Position(nn.Module):
             # consecutive ids: the law once for each distance, in order, of which every query takes Tk
             distances = torch.arange(q_pos[0] - k_pos[-1], q_pos[-1] - k_pos[0] + 1)
             law = self.pair(heads.view(-1, 1), distances, torch.zeros_like(distances))
-            return law.unfold(-1, Tk, 1).flip(-1)
-        return self.pair(heads.view(-1, 1, 1), q_pos.view(1, -1, 1), k_pos.view(1, 1, -1))
+            return law.unfold(-1, Tk, 1).flip(-1).expand(self.n_head, -1, -1)  # of a law that is the same for all heads
+        return self.pair(heads.view(-1, 1, 1), q_pos.view(1, -1, 1), k_pos.view(1, 1, -1)).expand(self.n_head, -1, -1)
 
     def rotate(self, q: Tensor, k: Tensor, ctx: object, layer: int) -> tuple[Tensor, Tensor]:
         """Queries (B, H, Tq, d) and all keys (B, H, Tk, d), cached ones included, before their product."""

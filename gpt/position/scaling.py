@@ -34,10 +34,12 @@ class ScalingConfig:
     alpha: Moderate = 1.0  # pairs with fewer turns in L are slowed by the whole factor
     beta: Moderate = 32.0  # pairs with more turns in L are left alone
     ramp: Literal["index", "turns"] = "index"  # between alpha and beta: linear in the pair's index or in its turns
-    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.1  # yarn: cosine and sine times temperature ln(s) + 1
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.1  # yarn: cosine and sine times temperature ln(s) + 1
     low: Moderate = 1.0  # llama3: its alpha
     high: Moderate = 4.0  # llama3: its beta
-    attention_factor: Moderate | None = None  # yarn, longrope: multiplies cosine and sine; null: the paper's
+    attention_factor: Annotated[float, Field(ge=1e-3, le=1e3)] | None = (
+        None  # yarn, longrope: multiplies cosine and sine; null: the paper's
+    )
     long_factors: tuple[Moderate, ...] | None = None  # longrope: how much slower each pair turns; null: as in ntk
     short_factors: tuple[Moderate, ...] | None = None  # longrope: the same up to L; null: long_factors there too
 
