@@ -96,6 +96,9 @@ def main(values: dict, overrides: list[str]) -> int:
             f"{'at most ' * padded}{tokens_a_step:,} tokens a step on {rt.device} in {rt.precision}"
             + (f"; going on after step {step}" if step else "")
         )
+        if config.optim.warmup >= plan.steps:
+            short = f"optim.warmup={config.optim.warmup} does not end within train.steps={plan.steps}"
+            run.say(f"{run.folder}: {short}, so the rate never reaches optim.lr={config.optim.lr:g}")
 
         def micro_batch(number: int) -> tuple:
             """Inputs and targets of a micro-step, numbered over all steps, how many like it make a step, and how many

@@ -256,13 +256,16 @@ def facts(comparison: Comparison) -> list[str]:
     lines = [
         f"- measured on: {conditions_line(comparison)}",
         f"- model: {', '.join(sizes)}",
-        f"- training: {values([r.get('step') for r in rows])} steps of {values(batch)} sequences, "
+        f"- training: {values([r.get('step') for r in rows])} steps of {values(batch)} sequences, packing "
+        f"{values([get(run.config, 'data.packing') or 'random' for run in runs])}, "
         f"{values([r.get('tokens') for r in rows])} tokens, "
-        f"learning rate {values([get(run.config, 'optim.lr') for run in runs])}",
+        f"learning rate {values([get(run.config, 'optim.lr') for run in runs])} after "
+        f"{values([get(run.config, 'optim.warmup') for run in runs])} steps of warm-up",
         f"- seeds: {values([run.seed for run in runs])}; {count(len(runs), 'run')}",
         f"- trained: until {max(trained, default='?')}, source revision {', '.join(revisions) or 'not recorded'}, "
         f"device {values([run.status.get('device') for run in runs])}",
         f"- measured: until {max(measured, default='?')}",
+        f"- tokens of the split that lie in no block: {values([r.get('n_dropped') for r in rows])}",
     ]
     ways = sorted({way for row in rows if (way := in_short(reading(row)))})
     return lines + ([f"- read otherwise than trained: {'; '.join(ways)}"] if ways else [])

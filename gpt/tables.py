@@ -34,7 +34,8 @@ def cell(mean: Mean | None, seeds: int = 1, signed: bool = False) -> str:
     if mean is None:
         return "–"
     error = f" ± {mean.sd:.3f}" if mean.sd is not None else f" ({mean.block_se:.3f})" if mean.block_se else ""
-    return (f"{mean.mean:+.3f}" if signed else f"{mean.mean:.3f}") + error + some(mean, seeds)
+    text = f"{mean.mean:+.3f}" if signed else f"{mean.mean:.3f}"
+    return text.replace("-0.000", "0.000").replace("+0.000", "0.000") + error + some(mean, seeds)
 
 
 def some(mean: Mean, seeds: int) -> str:

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from gpt import plots, report, tables
+from gpt.comparison import Mean
 from tests.measured_runs import ablation, config, only, row, simple, write_run
 
 
@@ -200,6 +201,19 @@ def test_titles_say_what_was_measured(tmp_path, changes, expected):
     write_run(tmp_path / "rope-s0", config("rope", 0), rows)
     titles = [grid.title for grid in tables.grids(only(tmp_path))]
     assert titles[:2] == [f"Disjoint windows{expected}", f"Sliding windows, stride 32{expected}"]
+
+
+def test_what_was_compared_is_said_as_a_methods_section_needs_it(tmp_path, quick):
+    made = config("rope", 0, optim__warmup=100)
+    write_run(tmp_path / "a", made, [row("rope", 0, f, 1.0) for f in (1, 2)])
+    text = report.write_report([tmp_path]).markdown
+    assert "packing random, " in text and "after 100 steps of warm-up" in text
+    assert "\n- tokens of the split that lie in no block: 7\n" in text
+
+
+@pytest.mark.parametrize("value, shown", [(-0.0001, "0.000"), (0.0001, "0.000"), (-0.001, "-0.001"), (0.02, "+0.020")])
+def test_a_rounded_zero_has_no_sign(value, shown):
+    assert tables.cell(Mean(value, None, 1), signed=True) == shown
 
 
 def test_a_report_names_the_parameters_of_every_rescaling(tmp_path, quick):

@@ -637,6 +637,13 @@ def test_lines_and_status():
     assert ended["parameters"]["position"] == 16 * 32 and ended["tokens_a_step"] == 288
 
 
+@pytest.mark.parametrize("warmup", [2, 3, 100])
+def test_a_rate_that_is_never_reached_is_said(capsys, warmup):
+    assert go("name=a", "train.steps=3", f"optim.warmup={warmup}") == 0
+    said = "so the rate never reaches optim.lr" in " ".join(capsys.readouterr().out.split())
+    assert said == (warmup >= 3)
+
+
 def test_padding_is_no_token(capsys):
     Path("many").mkdir()
     for n in range(60):
