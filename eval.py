@@ -54,7 +54,7 @@ def main(values: dict, overrides: list[str]) -> int:
         if all(key in of_run for of_run in unread):
             failures.append(f"{key}: got {unread[0][key]!r}, which no scheme here reads: losses are those without it")
     if rows:
-        Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows))
+        Console(width=None if sys.stdout.isatty() else 160).print(evaluation_table(rows), crop=False)
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 2 if failures else 0

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,16 +164,40 @@ def difference_grid(comparison: Comparison) -> Grid | None:
 # ---- on the terminal
 
 
-def rich_table(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left", caption=Text("\n".join(grid.notes)), caption_justify="left")
-    for i, name in enumerate(grid.head):
-        table.add_column(Text(name), justify="right" if i else "left", no_wrap=i == 0)
+class Wide(Table):
+    """A table that is wider than a terminal that its numbers do not fit in; print it with crop=False."""
+
+    def __rich_console__(self, console, options):
+        return super().__rich_console__(console, options.update_width(max(options.max_width, self.min_width or 0)))
+
+
+def rich_table(grid: Grid) -> Wide:
+    table = Wide(title=grid.title, title_justify="left", caption=Text("\n".join(grid.notes)), caption_justify="left")
+    rows = []
     for i, row in enumerate(grid.rows):
         marks = [grid.marks.get((i, j)) for j in range(len(row))]
         texts = [f"{text} ≈" if m == TIE else text for text, m in zip(row, marks, strict=True)]
         styles = [{BEST: "bold green", TIE: "green"}.get(m, "") for m in marks]
-        table.add_row(*(Text(text, style=style) for text, style in zip(texts, styles, strict=True)))
+        rows.append([Text(text, style=style) for text, style in zip(texts, styles, strict=True)])
+    fill(table, grid.head, rows)
     return table
+
+
+def fill(table: Wide, head: tuple[str, ...], rows: list[list[Text]]) -> None:
+    """Names in the first column, which folds where the table is too wide; the numbers beside them are never cut."""
+    table.min_width = 1
+    for i, (name, *cells) in enumerate(zip(head, *rows, strict=True)):
+        width = max((len(cell) for cell in cells), default=0)
+        if i == 0:
+            width = min(width, 12)
+            table.add_column(Text(name), overflow="fold")
+        else:
+            lines = [part for line in name.split("\n") for part in textwrap.wrap(line, max(width, 12))]
+            width = max([width, *map(len, lines)])
+            table.add_column(Text("\n".join(lines)), justify="right", no_wrap=True)
+        table.min_width += width + 3  # with the padding and a border
+    for row in rows:
+        table.add_row(*row)
 
 
 def print_tables(results: Results, console: Console | None = None) -> None:
@@ -182,14 +207,14 @@ def print_tables(results: Results, console: Console | None = None) -> None:
         if len(results.comparisons) > 1:
             console.print(Text(conditions_line(comparison), style="bold"))
         for grid in grids(comparison):
-            console.print(rich_table(grid))
+            console.print(rich_table(grid), crop=False)
     for text in results.warnings:
         console.print(Text(f"! {text}", style="yellow"))
     for run, reason in results.left_out:
         console.print(Text(f"! {run.folder}: {left_out(run, reason)}", style="yellow"))
 
 
-def evaluation_table(found: dict[Path, list[dict]]) -> Table:
+def evaluation_table(found: dict[Path, list[dict]]) -> Wide:
     """What eval.py prints: the rows that were asked for of each run's folder, a line for each way of reading it.
 
     The ways in which a run cannot be read at all are one line, with the reasons of the first of them.
@@ -215,20 +240,20 @@ def evaluation_table(found: dict[Path, list[dict]]) -> Table:
         alike = never[folder] if way in never.get(folder, []) else [way]
         ways = ", ".join(one or "as trained" for one in alike) if len(alike) > 1 else way
         lines.setdefault((folder, ways), {})[column] = value
-    table = Table(
+    table = Wide(
         title="Loss (nats per token)" + " and".join(scopes),
         title_justify="left",
         caption=Text("\n".join(f"[{i}] {reason}" for reason, i in reasons.items())),
         caption_justify="left",
     )
-    table.add_column("run")
-    for column in sorted(columns):
-        sliding, stride, factor, length = column
-        what = f"sliding, stride {stride}" if sliding else "disjoint"
-        table.add_column(Text(f"{what}\n{factor:g}x ({length})"), justify="right")
+    head = ["run"]
+    for sliding, stride, factor, length in sorted(columns):
+        head.append((f"sliding,\nstride {stride}" if sliding else "disjoint") + f"\n{factor:g}x ({length})")
+    rows = []
     for (folder, way), cells in lines.items():
         name = names[folder] + (f" ({way})" if way else "")
-        table.add_row(Text(name), *(Text(cells.get(column, "–")) for column in sorted(columns)))
+        rows.append([Text(name), *(Text(cells.get(column, "–")) for column in sorted(columns))])
+    fill(table, tuple(head), rows)
     return table
 
 

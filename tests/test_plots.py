@@ -1,14 +1,17 @@
 """The pictures say what they show, and each scheme looks the same everywhere."""
 
+import io
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from gpt import comparison as comparing
-from gpt import plots
+from gpt import plots, tables
 from gpt.position import SCHEMES
 from gpt.results import in_short
 from gpt.schema import Scaling
@@ -186,3 +189,60 @@ def test_a_seed_that_diverged_is_in_the_legend(tmp_path):
             rows[1] |= {"status": "diverged", "loss": None} if seed and scheme == "rope" else {}
             write_run(tmp_path / f"{scheme}{seed}", config(scheme, seed), rows)
     assert {"rope (a seed diverged)", "t5"} <= set(legend(plots.extrapolation(only(tmp_path))))
+
+
+LONG = "base=10000 scaling.factor=1 scaling.kind=none scaling.original_length=null block_size=64 init_from=/some/where/"
+
+
+def long_names(folder) -> comparing.Comparison:
+    """Ten lines with labels of 150 characters, one of them unsupported from the training length on."""
+    simple(folder, "rope", 0, [6.5, 6.6, 6.9])
+    found = only(folder)
+    lines = []
+    for n in range(10):
+        label = f"{'learned' if n else 'rope'} {LONG}".ljust(149, "x") + str(n)
+        rows = [row("rope", 0, f, 6 + n / 10 + f / 20, p) for f in (1, 2, 4) for p in ("disjoint", "sliding")]
+        if n == 3:
+            rows = [
+                row("rope", 0, f, None, p, reason="no such row") for f in (1, 2, 4) for p in ("disjoint", "sliding")
+            ]
+        for one in rows:
+            bins = list(range(0, one["eval_length"] + 1, 2))
+            one |= {"position_bins": bins, "position_curve": [one["loss"]] * (len(bins) - 1)} if one["loss"] else {}
+        places = {(one["protocol"], one["factor"]): {0: one} for one in rows}
+        runs = next(iter(found.lines)).runs
+        lines.append(comparing.Line(label, label, label.split()[0], {}, runs, places))
+    return replace(found, lines=tuple(lines), factors=(1, 2, 4), sliding=(1, 2, 4), stride=32)
+
+
+def test_tables_fold_long_names_and_never_cut_a_number(tmp_path):
+    found = long_names(tmp_path)
+    grids = tables.grids(found)
+    head = ("scheme", f"4x, minus {found.lines[0].label}")
+    grids.append(tables.Grid("", head, ((found.lines[0].label, "+0.123 ± 0.001 tie"),), {}))
+    for grid, width in itertools.product(grids, (60, 100, 160)):
+        text = printed(tables.rich_table(grid), width)
+        assert "…" not in text
+        for one in grid.rows:
+            assert all(number in text for number in one[1:])
+        if width == 160:
+            assert max(map(len, text.splitlines())) <= 160
+            joined = "".join(line[1:].split("│")[0].strip() for line in text.splitlines() if line.startswith("│"))
+            assert all(one[0].replace(" ", "") in joined.replace(" ", "") for one in grid.rows)
+
+
+def test_the_evaluation_table_folds_the_names_of_runs(tmp_path):
+    names = [f"t5-s0-datatext-packing{way}-pathcorpus-modeltiny-steps2000-52354631" for way in ("documents", "random")]
+    places = [(f, p) for p in ("disjoint", "sliding") for f in (1, 2, 4, 8)]
+    found = {tmp_path / name: [row("t5", 0, f, 6.5 + f / 10000, p, run=name) for f, p in places] for name in names}
+    for width in (60, 120):
+        text = printed(tables.evaluation_table(found), width)
+        joined = "".join(line[1:].split("│")[0].strip() for line in text.splitlines() if line.startswith("│"))
+        assert all(name in joined for name in names) and "…" not in text
+        assert text.count("6.5008") == text.count("6.5001") == 4
+
+
+def printed(table, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table, crop=False)
+    return console.file.getvalue()
