@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 import zlib
 from dataclasses import dataclass
 
@@ -60,7 +61,8 @@ READ = {
     "position.base": ("X", (8, 1.5, 1, 1.5)),
     "position.ids": ("8", (3, 2.5)),
 }
-DOTS = (0, (1, 1.6))
+DOTS = (0, (1, 1.6))  # sliding windows
+DASHES = (0, (9, 4))  # their control lines
 GREY = "#555555"
 SOBER = {
     "font.size": 10,
@@ -195,8 +197,9 @@ def draw_extrapolation(comparison: Comparison):
     missing = [one for one in comparison.lines if any(one.unsupported(DISJOINT, f) for f in comparison.factors)]
 
     strip = 0.24 * len(missing) + 0.12
-    tall = max(4.6, 0.21 * len(comparison.lines) + 1.2)
-    made = figure(figsize=(4.3 * len(panels) + 2.6, tall + (strip + 0.3 if missing else 0)))
+    names = entries(comparison)
+    wide, tall = room(names.values())
+    made = figure(figsize=(4.3 * len(panels) + wide, tall + (strip + 0.3 if missing else 0)))
     grid = made.add_gridspec(2 if missing else 1, len(panels), height_ratios=[strip, tall] if missing else [tall])
     axes = []
     for i, (protocol, near) in enumerate(panels):
@@ -208,22 +211,47 @@ def draw_extrapolation(comparison: Comparison):
     if missing:
         draw_missing(made.add_subplot(grid[0, 0], sharex=axes[0]), comparison, missing, look)
 
-    handles = [Line2D([], [], label=entry(line), **look[line.label].line) for line in by_end(comparison)]
+    handles = [Line2D([], [], label=names[line.label], **look[line.label].line) for line in by_end(comparison)]
     handles.append(Line2D([], [], color=GREY, linewidth=1, label=f"training length ({length} tokens)"))
     if comparison.sliding:
-        handles.append(
-            Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1.2, label="sliding (flat: control line, 1x)")
-        )
+        handles.append(Line2D([], [], color=GREY, linestyle=DOTS, linewidth=1.7, marker="o", label="sliding windows"))
+        handles.append(Line2D([], [], color=GREY, linestyle=DASHES, linewidth=1, label="control line: sliding at 1x"))
     spread = [line for line in comparison.lines if len(line.runs) > 1]
     title = "bars: standard deviation over seeds" if spread else "one seed: no bars"
-    made.legend(handles=handles, loc="outside right center", title=title, title_fontsize=8.5, alignment="left")
+    draw_legend(made, handles, title)
     return made
 
 
-def entry(line: Line) -> str:
-    """A line in the legend: where a seed diverged, what is drawn there is of the others."""
-    some = any(line.diverged(*place) and line.mean(*place) for place in line.rows)
-    return line.label + (" (a seed diverged)" if some else "")
+def draw_legend(made, handles: list, title: str = "") -> None:
+    if any("… (row " in handle.get_label() for handle in handles):
+        title += "\n" * bool(title) + "(row …): in full in that row of the tables"
+    made.legend(handles=handles, loc="outside right center", title=title, title_fontsize=8.5, alignment="left")
+
+
+def entries(comparison: Comparison) -> dict[str, str]:
+    """label -> what the legend says: where a seed diverged, what is drawn there is of the others."""
+    found = {}
+    for row, line in enumerate(comparison.lines, 1):
+        some = any(line.diverged(*place) and line.mean(*place) for place in line.rows)
+        found[line.label] = fold(line.label, row, " (a seed diverged)" if some else "")
+    return found
+
+
+def fold(label: str, row: int, end: str = "", width: int = 36, most: int = 3) -> str:
+    """A label in at most `most` lines, and `end` in full; a label that is cut names its row in the tables."""
+    lines = textwrap.wrap(label + end, width)
+    if len(lines) > most:
+        tail = f"… (row {row}){end}"
+        lines = textwrap.wrap(label, width)[:most]
+        lines[-1] = lines[-1][: width - len(tail)].rstrip() + tail
+    return "\n".join(lines)
+
+
+def room(names) -> tuple[float, float]:
+    """(width of the legend, height of a figure that it fits in), in inches."""
+    lines = [line for name in names for line in name.split("\n")]
+    longest = max(map(len, lines), default=0)
+    return max(2.6, 0.08 * longest + 0.8), max(4.6, 0.165 * len(lines) + 0.05 * len(names) + 1.2)
 
 
 def lengths(comparison: Comparison, protocol: str) -> tuple:
@@ -295,7 +323,7 @@ def draw_panel(ax, comparison: Comparison, protocol: str, look: dict[str, Style]
         control = line.mean(SLIDING, 1) if not line.variant else None
         if control and protocol == SLIDING:
             faint = 0.75 if len(comparison.lines) <= 8 else 0.35
-            ax.axhline(control.mean, color=style.color, linestyle=DOTS, linewidth=1, alpha=faint, zorder=2)
+            ax.axhline(control.mean, color=style.color, linestyle=DASHES, linewidth=1, alpha=faint, zorder=2)
     if not any(line.mean(protocol, f) for line in comparison.lines for f in factors):
         ax.text(0.5, 0.5, "no supported measurement", transform=ax.transAxes, ha="center", color=GREY)
         ax.set_yticks([])
@@ -321,7 +349,8 @@ def draw_missing(ax, comparison: Comparison, missing: list[Line], look: dict[str
         style = look[line.label]
         options = {"marker": "X", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": style.color}
         ax.plot(bad, [row] * len(bad), linestyle=(0, (1, 3)), color=style.color, linewidth=0.8, **options)
-        ax.text(bad[0] / 2**0.12, row, f"{line.label}: {word}", ha="right", va="center", color=style.color, fontsize=9)
+        name = fold(line.label, comparison.lines.index(line) + 1, f": {word}", width=40, most=1)
+        ax.text(bad[0] / 2**0.12, row, name, ha="right", va="center", color=style.color, fontsize=9)
     ax.set_ylim(len(missing) - 0.4, -0.6)
     ax.axis("off")
 
@@ -341,12 +370,20 @@ def draw_per_position(comparison: Comparison):
     look = styles(comparison.lines)
     length = comparison.condition.train_length or 1
     curves = {line.label: c for line in comparison.lines if (c := curve(line, comparison.factors))}
+    curves = {label: (bins, smooth(bins, ys, length)) for label, (bins, ys) in curves.items()}
     # The first positions have little context and high losses for every scheme; they would squeeze all the rest.
     late = [[y for a, y in zip(bins, ys, strict=False) if a >= length / 8] or ys for bins, ys in curves.values()]
     inside = [y for bins, ys in curves.values() for a, y in zip(bins, ys, strict=False) if length / 4 <= a < length]
     window = zoom(late, inside)
     ends = [float(bins[-1]) for bins, _ in curves.values()] or [length]
-    made = figure(figsize=(8.6 + (3.4 if window else 0), max(4.6, 0.21 * len(curves) + 1.2)))
+    names = {}
+    for row, line in enumerate(comparison.lines, 1):
+        if line.label in curves:
+            end = curves[line.label][0][-1]
+            names[line.label] = fold(line.label, row, f" (windows of {end:g})" if end < max(ends) else "")
+    wide, tall = room(names.values())
+    note = "shorter windows: other targets, more of them" if min(ends) < max(ends) else ""
+    made = figure(figsize=(6 + (3.4 if window else 0) + wide, tall))
     axes = made.subplots(1, 2 if window else 1, squeeze=False)[0]
     for ax, near in zip(axes, (None, window), strict=False):
         for line in by_end(comparison):
@@ -356,7 +393,7 @@ def draw_per_position(comparison: Comparison):
             style = look[line.label]
             x = [(a + b) / 2 for a, b in zip(bins[:-1], bins[1:], strict=True)]
             options = style.line | {"markersize": 4.5, "markevery": max(1, round(max(ends) / 10 / (x[-1] / len(x))))}
-            ax.plot(x, smooth(bins, ys, length), label=f"{line.label}", **options)
+            ax.plot(x, ys, label=names[line.label], **options)
         ax.axvline(length, color=GREY, linewidth=1, label=f"training length ({length} tokens)", zorder=1)
         ax.set_xlim(0, max(ends))
         every = max(1, round(max(ends) / length / 8)) * length
@@ -369,7 +406,7 @@ def draw_per_position(comparison: Comparison):
         axes[0].set_ylim(low - pad, high + pad)
         if window:
             axes[-1].set_ylim(*window)
-        made.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", alignment="left")
+        draw_legend(made, axes[0].get_legend_handles_labels()[0], note)
     else:
         axes[0].text(0.5, 0.5, "no supported measurement", transform=axes[0].transAxes, ha="center", color=GREY)
     axes[0].set_ylabel("loss (nats per token)")

@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import random
+import warnings
 from dataclasses import replace
 from typing import get_args
 
@@ -40,8 +41,12 @@ def test_the_extrapolation_picture_says_what_it_shows(tmp_path):
     assert bar[1][1] - bar[0][1] == pytest.approx(2 * 0.01 / math.sqrt(2))
     dotted = next(c for c in sliding.containers if c.get_label() == "rope")[0]
     assert dotted.get_color() == rope[0].get_color() and dotted.is_dashed()
-    controls = [one.get_ydata()[0] for one in sliding.lines if one.is_dashed() and list(one.get_xdata()) == [0, 1]]
-    assert sorted(controls) == pytest.approx([1.455, 1.475, 1.555])
+    controls = [one for one in sliding.lines if one.is_dashed() and list(one.get_xdata()) == [0, 1]]
+    assert sorted(one.get_ydata()[0] for one in controls) == pytest.approx([1.455, 1.475, 1.555])
+    keys = {one.get_label(): one for one in figure.legends[0].legend_handles}
+    dots, dashes = keys["sliding windows"], keys["control line: sliding at 1x"]
+    assert dots._unscaled_dash_pattern == dotted._unscaled_dash_pattern != dashes._unscaled_dash_pattern
+    assert all(one._unscaled_dash_pattern == dashes._unscaled_dash_pattern for one in controls)
     assert [text.get_text() for text in missing.texts] == ["learned: unsupported"]
     assert list(missing.lines[0].get_xdata()) == [128, 256] and missing.lines[0].get_markerfacecolor() == "white"
 
@@ -74,10 +79,11 @@ def test_the_position_picture_takes_each_schemes_longest_window(tmp_path):
     figure = plots.per_position(only(tmp_path))
     ax = figure.axes[0]
     drawn = {one.get_label(): one for one in ax.lines}
-    assert max(drawn["learned"].get_xdata()) == 62 and max(drawn["rope"].get_xdata()) == 254
+    assert max(drawn["learned (windows of 64)"].get_xdata()) == 62 and max(drawn["rope"].get_xdata()) == 254
     assert list(drawn["training length (64 tokens)"].get_xdata()) == [64, 64]
     assert drawn["rope"].get_ydata()[-1] == pytest.approx(1.805)  # the mean over seeds
-    assert legend(figure)[:3] == ["learned", "rope", "alibi"]
+    assert legend(figure)[:3] == ["learned (windows of 64)", "rope", "alibi"]
+    assert "shorter windows" in figure.legends[0].get_title().get_text()
     assert ax.get_ylabel() == "loss (nats per token)" and ax.get_xlabel() == "position in the window (tokens)"
 
 
@@ -213,6 +219,39 @@ def long_names(folder) -> comparing.Comparison:
         runs = next(iter(found.lines)).runs
         lines.append(comparing.Line(label, label, label.split()[0], {}, runs, places))
     return replace(found, lines=tuple(lines), factors=(1, 2, 4), sliding=(1, 2, 4), stride=32)
+
+
+def test_long_names_leave_the_pictures_whole(tmp_path):
+    found = long_names(tmp_path)
+    for figure in (plots.extrapolation(found), plots.per_position(found)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as that axes collapsed
+            figure.canvas.draw()
+        box = figure.legends[0].get_window_extent()
+        assert 0 <= box.y0 and box.y1 <= figure.bbox.height and box.x1 <= figure.bbox.width
+        for ax in figure.axes:
+            inside = ax.get_window_extent()
+            assert inside.x1 < box.x0 and inside.width > 2.5 * figure.dpi, "a panel is squeezed"
+            assert ax.get_tightbbox().x0 >= 0 and ax.get_tightbbox().y0 >= 0
+        entries = [entry for entry in legend(figure) if "base=" in entry]
+        assert len(set(entries)) == len(entries) >= 9  # one cannot be read, and has no curve
+        for entry in entries:
+            assert max(map(len, entry.splitlines())) <= 36 and len(entry.splitlines()) <= 3
+        assert "(row 3)" in " ".join(entries) and "tables" in figure.legends[0].get_title().get_text()
+    missing = plots.extrapolation(found).axes[-1].texts[0].get_text()
+    assert len(missing) <= 40 and missing.startswith("learned") and missing.endswith("… (row 4): unsupported")
+
+
+def test_a_name_is_folded_and_if_need_be_cut_but_never_its_end():
+    assert plots.fold("rope", 1) == "rope" and plots.fold("rope", 1, " (a seed diverged)") == "rope (a seed diverged)"
+    assert plots.fold("rope base=500000 init_from=rope-s0-steps2000", 1).splitlines() == [
+        "rope base=500000",
+        "init_from=rope-s0-steps2000",
+    ]
+    for words in ("x" * 500, "ab " * 200):
+        lines = plots.fold(words, 12, " (a seed diverged)").splitlines()
+        assert len(lines) == 3 and max(map(len, lines)) <= 36
+        assert lines[-1].endswith("… (row 12) (a seed diverged)")
 
 
 def test_tables_fold_long_names_and_never_cut_a_number(tmp_path):
