@@ -199,6 +199,8 @@ def draw_extrapolation(comparison: Comparison):
     strip = 0.24 * len(missing) + 0.12
     names = entries(comparison)
     wide, tall = room(names.values())
+    if any(line.unsupported(DISJOINT, comparison.factors[0]) for line in missing):
+        wide += 2.6  # its name is left of the panel
     made = figure(figsize=(4.3 * len(panels) + wide, tall + (strip + 0.3 if missing else 0)))
     grid = made.add_gridspec(2 if missing else 1, len(panels), height_ratios=[strip, tall] if missing else [tall])
     axes = []

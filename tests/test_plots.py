@@ -233,6 +233,8 @@ def test_long_names_leave_the_pictures_whole(tmp_path):
             inside = ax.get_window_extent()
             assert inside.x1 < box.x0 and inside.width > 2.5 * figure.dpi, "a panel is squeezed"
             assert ax.get_tightbbox().x0 >= 0 and ax.get_tightbbox().y0 >= 0
+        words = [ax.xaxis.label.get_window_extent() for ax in figure.axes if ax.get_xlabel() and ax.axison]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(words)), "labels lie on each other"
         entries = [entry for entry in legend(figure) if "base=" in entry]
         assert len(set(entries)) == len(entries) >= 9  # one cannot be read, and has no curve
         for entry in entries:
