@@ -196,11 +196,9 @@ def draw_extrapolation(comparison: Comparison):
     )
     missing = [one for one in comparison.lines if any(one.unsupported(DISJOINT, f) for f in comparison.factors)]
 
-    strip = 0.24 * len(missing) + 0.12
+    strip = 0.42 * len(missing) + 0.1
     names = entries(comparison)
     wide, tall = room(names.values())
-    if any(line.unsupported(DISJOINT, comparison.factors[0]) for line in missing):
-        wide += 2.6  # its name is left of the panel
     made = figure(figsize=(4.3 * len(panels) + wide, tall + (strip + 0.3 if missing else 0)))
     grid = made.add_gridspec(2 if missing else 1, len(panels), height_ratios=[strip, tall] if missing else [tall])
     axes = []
@@ -343,7 +341,7 @@ def leave(ax, x: list, y: list, top: float, style: Style) -> None:
 
 
 def draw_missing(ax, comparison: Comparison, missing: list[Line], look: dict[str, Style]) -> None:
-    """A row a scheme, a hollow cross at each length it cannot read."""
+    """A row a scheme, a hollow cross at each length it cannot read, and above them its name."""
     length = comparison.condition.train_length or 1
     for row, line in enumerate(missing):
         bad = [f * length for f in comparison.factors if line.unsupported(DISJOINT, f)]
@@ -351,9 +349,9 @@ def draw_missing(ax, comparison: Comparison, missing: list[Line], look: dict[str
         style = look[line.label]
         options = {"marker": "X", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": style.color}
         ax.plot(bad, [row] * len(bad), linestyle=(0, (1, 3)), color=style.color, linewidth=0.8, **options)
-        name = fold(line.label, comparison.lines.index(line) + 1, f": {word}", width=40, most=1)
-        ax.text(bad[0] / 2**0.12, row, name, ha="right", va="center", color=style.color, fontsize=9)
-    ax.set_ylim(len(missing) - 0.4, -0.6)
+        name = fold(line.label, comparison.lines.index(line) + 1, f": {word}", width=48, most=1)
+        ax.text(0, row - 0.45, name, transform=ax.get_yaxis_transform(), va="center", color=style.color, fontsize=9)
+    ax.set_ylim(len(missing) - 0.7, -0.8)
     ax.axis("off")
 
 

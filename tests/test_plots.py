@@ -240,8 +240,14 @@ def test_long_names_leave_the_pictures_whole(tmp_path):
         for entry in entries:
             assert max(map(len, entry.splitlines())) <= 36 and len(entry.splitlines()) <= 3
         assert "(row 3)" in " ".join(entries) and "tables" in figure.legends[0].get_title().get_text()
-    missing = plots.extrapolation(found).axes[-1].texts[0].get_text()
-    assert len(missing) <= 40 and missing.startswith("learned") and missing.endswith("… (row 4): unsupported")
+    figure = plots.extrapolation(replace(found, sliding=()))
+    figure.canvas.draw()
+    panel, row = figure.axes
+    inside, words = panel.get_window_extent(), row.texts[0].get_window_extent()
+    assert inside.x0 <= words.x0 and words.x1 <= inside.x1, "the name is as wide as the panel at most"
+    assert 0 <= words.y0 and words.y1 <= figure.bbox.height
+    missing = row.texts[0].get_text()
+    assert len(missing) <= 48 and missing.startswith("learned") and missing.endswith("… (row 4): unsupported")
 
 
 def test_a_name_is_folded_and_if_need_be_cut_but_never_its_end():
