@@ -153,6 +153,7 @@ def main(values: dict, overrides: list[str]) -> int:
             run.say = progress.say
             if step == 0:
                 progress.update(0, val_loss=validate())
+            run.patient = True  # from here on a signal lets the step at work end and be saved
             clock, stop = Clock(), rt.agree(run.stop)
             while step < plan.steps and not stop:
                 targets, values = train_step()

@@ -305,7 +305,10 @@ sys.path.insert(0, {repo!r})
 from gpt.run import Run
 import json
 with Run(json.loads({config!r}), Path({root!r})) as run:
+    run.patient = {patient}
     print("ready", flush=True)
+    if not run.patient:
+        time.sleep(90)
     step = 0
     while not run.stop and step < 2000:
         step += 1
@@ -323,10 +326,9 @@ sys.exit(run.exit_code)
 """
 
 
-def start(tmp_path: Path, hang: bool, **environment) -> subprocess.Popen:
-    code = SIGNALLED.format(
-        repo=str(Path(__file__).resolve().parent.parent), config=json.dumps(CONFIG), root=str(tmp_path), hang=hang
-    )
+def start(tmp_path: Path, hang: bool, patient: bool = True, **environment) -> subprocess.Popen:
+    repo, made = str(Path(__file__).resolve().parent.parent), json.dumps(CONFIG)
+    code = SIGNALLED.format(repo=repo, config=made, root=str(tmp_path), hang=hang, patient=patient)
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
@@ -342,6 +344,31 @@ def test_signals(tmp_path, number, code):
     found = status(tmp_path / "pos" / "rope-s1")
     logged = [0, *(line["step"] for line in metrics(tmp_path / "pos" / "rope-s1"))]  # the signal may come before step 1
     assert found["status"] == "interrupted" and found["step"] == logged[-1]
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+def test_a_signal_before_training_ends_the_run_at_once(tmp_path, number, code):
+    child = start(tmp_path, hang=False, patient=False)
+    child.send_signal(number)
+    assert child.wait(20) == code
+    folder = tmp_path / "pos" / "rope-s1"
+    assert child.stdout.read().endswith("rope-s1: stopped before the first step; the same command goes on\n")
+    assert status(folder)["status"] == "interrupted" and status(folder)["error"] is None
+    with Run(config(), tmp_path, quiet) as run:  # and holds the folder no more
+        assert run.decision == "fresh"
+
+
+@pytest.mark.parametrize("error, ended", [(SystemExit(143), "interrupted"), (OSError("no net"), "failed")])
+def test_what_ends_a_run_as_it_opens_its_mirror_is_in_its_status(tmp_path, monkeypatch, error, ended):
+    def broken(*_):
+        raise error
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("gpt.run.Mirror", broken)
+    with pytest.raises(type(error)):
+        Run(config(), tmp_path, quiet).__enter__()
+    assert status(tmp_path / "pos" / "rope-s1")["status"] == ended
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_signal_exits_at_once(tmp_path):
@@ -376,11 +403,13 @@ def test_handlers_come_back(tmp_path):
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     with Run(config(), tmp_path, quiet) as run:
+        run.patient = True
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.01)
         assert run.stop == signal.SIGUSR1
     assert [signal.getsignal(number) for number in numbers] == before and run.exit_code == 0
     with Run(config(), tmp_path, quiet) as run:
+        run.patient = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
         run.done(100)

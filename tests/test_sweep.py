@@ -47,6 +47,7 @@ def job(raw, overrides):
         first = run.decision == "fresh"
         run.log(1, loss=1.0, val_loss=1.25 + raw["seed"])
         (run.folder / "checkpoints" / "step-000001").mkdir(parents=True, exist_ok=True)
+        run.patient = True
         if act == "wait" and first:
             while not run.stop:
                 time.sleep(0.01)
