@@ -37,7 +37,7 @@ from gpt.progress import say
 from gpt.schema import plain
 from gpt.versions import versions
 
-EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 0}
+EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGUSR1: 0}
 STATUS_SECONDS = 5  # status.json follows the step at most this late
 
 
@@ -187,7 +187,7 @@ class Run:
                 self._forget_rows(-1)
         self._update()
         if threading.current_thread() is threading.main_thread():
-            self._old_handlers = {number: signal.signal(number, self._on_signal) for number in EXIT_CODES}
+            self._old_handlers = {number: signal.signal(number, self._on_signal) for number in heeded()}
         if fresh:
             self._open_mirror()
 
@@ -203,7 +203,7 @@ class Run:
                 ending = {"status": "interrupted"}
         elif isinstance(error, UserError):
             ending = {"status": "failed", "error": hide_secrets(str(error))}
-        elif isinstance(error, SystemExit) and error.code in (0, None, 130, 143):
+        elif isinstance(error, SystemExit) and error.code in (None, *EXIT_CODES.values()):
             ending = {"status": "interrupted"} if self._status["status"] != "done" else {}
         else:
             line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -232,6 +232,8 @@ class Run:
             self.stop = number
             if not self.patient:
                 sys.exit(EXIT_CODES[number])
+            return
+        if number == signal.SIGHUP:  # comes twice from one terminal: the shell and the kernel both tell its end
             return
         if self._status["status"] == "running":
             with contextlib.suppress(RunError):
@@ -293,6 +295,11 @@ class Follower:
         pass
 
     log = note = resume_at = done = nothing
+
+
+def heeded() -> list[int]:
+    """The signals that ask to stop. nohup ignores SIGHUP, the end of the terminal, for what it starts."""
+    return [n for n in EXIT_CODES if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 # Folders: whose, and how they end

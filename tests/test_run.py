@@ -298,6 +298,8 @@ def test_who_started_it_may_say_how_it_died(tmp_path):
         assert status(run.folder)["status"] == "running"
 
 
+CODES = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 0)]
+
 SIGNALLED = """
 import os, signal, sys, time
 from pathlib import Path
@@ -326,17 +328,22 @@ sys.exit(run.exit_code)
 """
 
 
-def start(tmp_path: Path, hang: bool, patient: bool = True, **environment) -> subprocess.Popen:
+def start(tmp_path: Path, hang: bool, patient: bool = True, launcher: tuple = (), **environment) -> subprocess.Popen:
     repo, made = str(Path(__file__).resolve().parent.parent), json.dumps(CONFIG)
     code = SIGNALLED.format(repo=repo, config=made, root=str(tmp_path), hang=hang, patient=patient)
+    command = [*launcher, sys.executable, "-c", code]
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may be under nohup themselves
     )
     assert child.stdout.readline() == "ready\n"
     return child
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize("number, code", CODES)
 def test_signals(tmp_path, number, code):
     child = start(tmp_path, hang=False)
     child.send_signal(number)
@@ -346,7 +353,16 @@ def test_signals(tmp_path, number, code):
     assert found["status"] == "interrupted" and found["step"] == logged[-1]
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+def test_nohup_is_heeded(tmp_path):
+    child = start(tmp_path, hang=False, launcher=("nohup",))
+    child.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert child.poll() is None
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 143
+
+
+@pytest.mark.parametrize("number, code", CODES)
 def test_a_signal_before_training_ends_the_run_at_once(tmp_path, number, code):
     child = start(tmp_path, hang=False, patient=False)
     child.send_signal(number)
@@ -375,6 +391,9 @@ def test_a_second_signal_exits_at_once(tmp_path):
     child = start(tmp_path, hang=True)
     child.send_signal(signal.SIGTERM)
     assert child.stdout.readline() == "stopping\n"
+    assert child.poll() is None
+    child.send_signal(signal.SIGHUP)  # says what the first one may have said
+    time.sleep(0.2)
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
     assert child.wait(60) == 130  # and does not wait for the end of what hangs
