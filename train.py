@@ -144,6 +144,7 @@ def main(values: dict, overrides: list[str]) -> int:
                 tensors = optimizer_tensors(optimizer, model)
                 checkpoint.save(run.checkpoints, step, model.state_dict(), tensors, state)
                 checkpoint.prune(run.checkpoints, best and best["step"])
+                run.note(step=step)
             rt.barrier()
 
         sizes = f"train.batch_size={plan.batch_size}, model.block_size={L}"
