@@ -144,6 +144,7 @@ def main(values: dict, overrides: list[str]) -> int:
                 tensors = optimizer_tensors(optimizer, model)
                 checkpoint.save(run.checkpoints, step, model.state_dict(), tensors, state)
                 checkpoint.prune(run.checkpoints, best and best["step"])
+                run.note(step=step)
             rt.barrier()
 
         sizes = f"train.batch_size={plan.batch_size}, model.block_size={L}"
@@ -153,6 +154,7 @@ def main(values: dict, overrides: list[str]) -> int:
             run.say = progress.say
             if step == 0:
                 progress.update(0, val_loss=validate())
+            run.patient = True  # from here on a signal lets the step at work end and be saved
             clock, stop = Clock(), rt.agree(run.stop)
             while step < plan.steps and not stop:
                 targets, values = train_step()

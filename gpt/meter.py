@@ -4,6 +4,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from gpt.progress import Screen
+
 
 class Meter:
     """How far a preparation is: a bar in a terminal (bytes, documents, time left), else a line now and then."""
@@ -13,7 +15,7 @@ class Meter:
 
     def __enter__(self) -> "Meter":
         if sys.stdout.isatty():
-            from rich import progress
+            from rich import console, progress
 
             self.bar = progress.Progress(
                 progress.TextColumn("[bold]{task.description}"),
@@ -22,6 +24,7 @@ class Meter:
                 progress.TextColumn("{task.fields[told]}"),
                 progress.TimeRemainingColumn(compact=True),
                 progress.TextColumn("left"),
+                console=console.Console(file=Screen()),
             )
             self.bar.start()
             self.task = None

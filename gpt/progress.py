@@ -25,6 +25,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.shown and sys.stdout.isatty():
+            from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, RenderableColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
             from rich.table import Column
@@ -38,6 +39,7 @@ class Progress:
                 TextColumn("{task.fields[values]}"),
                 TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
                 TextColumn("left"),
+                console=Console(file=Screen()),
             )
             self.bar.start()
             self.task = self.bar.add_task("", total=self.steps, completed=self.first, values="")
@@ -75,12 +77,32 @@ class Progress:
             say(line)
 
 
+class Screen:
+    """Standard output as it is now, whose loss stops no work: with `| head` gone or the terminal closed, the work goes
+    on without words; metrics.jsonl has them all."""
+
+    def __init__(self):
+        self.output = sys.stdout  # not looked up later: a bar puts itself in its place
+
+    def __getattr__(self, name: str):
+        return getattr(self.output, name)
+
+    def write(self, text: str) -> None:
+        self._safely(self.output.write, text)
+
+    def flush(self) -> None:
+        self._safely(self.output.flush)
+
+    def _safely(self, act, *values) -> None:
+        try:
+            act(*values)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.output.fileno())
+
+
 def say(line: str) -> None:
-    """Prints a line. Where nobody reads on (`| head`), the work goes on without words: metrics.jsonl has them all."""
-    try:
-        print(line, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Prints a line."""
+    print(line, file=Screen(), flush=True)
 
 
 class Clock:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -36,7 +37,7 @@ from gpt.progress import say
 from gpt.schema import plain
 from gpt.versions import versions
 
-EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 0}
+EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGUSR1: 0}
 STATUS_SECONDS = 5  # status.json follows the step at most this late
 
 
@@ -46,6 +47,7 @@ class Run:
         with Run(config) as run:
             if run.decision == "resume":
                 run.resume_at(step of the loaded checkpoint)
+            run.patient = True
             ... run.log(step, loss=...), stop where run.stop is set ...
             run.done(step)
         sys.exit(run.exit_code)
@@ -64,6 +66,7 @@ class Run:
         self.folder = run_folder(self.config, root)
         self.decision: str | None = None
         self.stop: int | None = None  # the signal that asked to stop
+        self.patient = False  # whether that waits for the end of a step; before training it ends the run at once
         self.say = log  # where lines for the user go; a progress bar may take over
         self._status: dict = {}
         self._changes: dict = {}
@@ -78,12 +81,16 @@ class Run:
             self.decision, self._changes = decide(self.folder, self.config)
             if self.decision != "skip":
                 self._start()
-        except BaseException:
-            self._lock.release()
+        except BaseException as error:
+            if self._old_handlers:
+                self.__exit__(type(error), error, error.__traceback__)
+            else:
+                self._lock.release()
             raise
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        early, self.patient = self.stop and not self.patient, True  # the status is written, whatever comes now
         try:
             if self.decision != "skip":
                 self._finish(error)
@@ -91,6 +98,8 @@ class Run:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
             self._lock.release()
+        if early:
+            self.say(f"{self.folder}: stopped before the first step; the same command goes on")
         if self.stop == signal.SIGUSR1 and self._status["status"] == "interrupted":
             requeue(self.say)
 
@@ -178,7 +187,7 @@ class Run:
                 self._forget_rows(-1)
         self._update()
         if threading.current_thread() is threading.main_thread():
-            self._old_handlers = {number: signal.signal(number, self._on_signal) for number in EXIT_CODES}
+            self._old_handlers = {number: signal.signal(number, self._on_signal) for number in heeded()}
         if fresh:
             self._open_mirror()
 
@@ -194,7 +203,7 @@ class Run:
                 ending = {"status": "interrupted"}
         elif isinstance(error, UserError):
             ending = {"status": "failed", "error": hide_secrets(str(error))}
-        elif isinstance(error, SystemExit) and error.code in (0, None, 130, 143):
+        elif isinstance(error, SystemExit) and error.code in (None, *EXIT_CODES.values()):
             ending = {"status": "interrupted"} if self._status["status"] != "done" else {}
         else:
             line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -221,6 +230,10 @@ class Run:
     def _on_signal(self, number: int, frame) -> None:
         if self.stop is None:
             self.stop = number
+            if not self.patient:
+                sys.exit(EXIT_CODES[number])
+            return
+        if number == signal.SIGHUP:  # comes twice from one terminal: the shell and the kernel both tell its end
             return
         if self._status["status"] == "running":
             with contextlib.suppress(RunError):
@@ -282,6 +295,11 @@ class Follower:
         pass
 
     log = note = resume_at = done = nothing
+
+
+def heeded() -> list[int]:
+    """The signals that ask to stop. nohup ignores SIGHUP, the end of the terminal, for what it starts."""
+    return [n for n in EXIT_CODES if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 # Folders: whose, and how they end

@@ -30,11 +30,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
-from gpt.errors import ConfigError, RunError
+from gpt.errors import ConfigError, RunError, UserError
 from gpt.files import read_json, read_json_lines
 from gpt.naming import run_folder
 from gpt.progress import say
-from gpt.run import EXIT_CODES, already_done, holder, mark_killed
+from gpt.run import EXIT_CODES, already_done, heeded, holder, mark_killed
 from gpt.schema import plain
 
 PLUGINS = "hydra_plugins.nanope"  # Hydra takes plugins only under a name that starts so; there is no such package
@@ -113,6 +113,11 @@ class ProcessLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list:
         if type(self.jobs) is not int or self.jobs < 1:
             raise ConfigError("hydra.launcher.jobs", self.jobs, "a whole number >= 1")
+        if (world := os.environ.get("WORLD_SIZE", "1")) != "1":  # each of its processes would be the same sweep
+            raise UserError(
+                f"-m/--multirun: got {world} processes of torchrun (WORLD_SIZE), allowed: one; "
+                "start the sweep with python, or each of its runs with torchrun"
+            )
         code = run_jobs(self.plan([list(overrides) for overrides in job_overrides]), self.jobs)
         if code:
             sys.exit(code)
@@ -246,13 +251,12 @@ def run_jobs(jobs: list[Job], at_once: int) -> int:
     threads, gpus = max(1, machine_threads() // at_once), visible_gpus() if quiet else []
     slots: list[Job | None] = [None] * at_once
     signals: list[int] = []
-    handlers = {n: signal.signal(n, lambda n, frame: signals.append(n)) for n in (*EXIT_CODES, signal.SIGHUP)}
+    handlers = {n: signal.signal(n, lambda n, frame: signals.append(n)) for n in heeded()}
     stop = None
     try:
         while (waiting and not stop) or any(slots):
             while signals:
                 received = signals.pop(0)
-                received = signal.SIGTERM if received == signal.SIGHUP else received
                 stop = stop or received
                 for job in filter(None, slots):
                     job.process.send_signal(received)

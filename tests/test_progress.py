@@ -1,7 +1,12 @@
 """The bar of a run, as terminals of several widths show it."""
 
 import io
+import os
+import pty
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +50,48 @@ def test_the_name_is_cut_before_anything_else(monkeypatch, columns, name):
 
 def test_a_short_name_is_whole(monkeypatch):
     assert shown(monkeypatch, 80, "alibi-s12").startswith("alibi-s12 ━")
+
+
+CLOSED = """
+import os, sys, time
+from gpt.meter import Meter
+from gpt.progress import Progress, say
+watched = {watched}
+with watched as bar:
+    {update}
+    time.sleep(0.3)
+    print("open", file=sys.__stderr__, flush=True)  # not the one that the bar has put there
+    sys.stdin.readline()
+    for step in range(5):
+        {update}
+        time.sleep(0.1)
+print("went on", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "watched, update",
+    [
+        ('Progress("a", 0, 9)', "bar.update(3, val_loss=1.0); bar.say('words'); say('more')"),
+        ("Meter(say)", "bar.update(10, 1, 0.5)"),
+    ],
+)
+def test_a_terminal_that_is_closed_stops_no_work(watched, update):
+    here, there = pty.openpty()
+    command = [sys.executable, "-c", CLOSED.format(watched=watched, update=update)]
+    root = Path(__file__).parents[1]
+    child = subprocess.Popen(
+        command,
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=there,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(there)
+    assert child.stderr.readline() == "open\n"
+    assert "━" in os.read(here, 10000).decode()
+    os.close(here)
+    _, error = child.communicate("\n", timeout=30)
+    assert (child.returncode, error) == (0, "went on\n")

@@ -298,6 +298,8 @@ def test_who_started_it_may_say_how_it_died(tmp_path):
         assert status(run.folder)["status"] == "running"
 
 
+CODES = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 0)]
+
 SIGNALLED = """
 import os, signal, sys, time
 from pathlib import Path
@@ -305,7 +307,10 @@ sys.path.insert(0, {repo!r})
 from gpt.run import Run
 import json
 with Run(json.loads({config!r}), Path({root!r})) as run:
+    run.patient = {patient}
     print("ready", flush=True)
+    if not run.patient:
+        time.sleep(90)
     step = 0
     while not run.stop and step < 2000:
         step += 1
@@ -323,18 +328,22 @@ sys.exit(run.exit_code)
 """
 
 
-def start(tmp_path: Path, hang: bool, **environment) -> subprocess.Popen:
-    code = SIGNALLED.format(
-        repo=str(Path(__file__).resolve().parent.parent), config=json.dumps(CONFIG), root=str(tmp_path), hang=hang
-    )
+def start(tmp_path: Path, hang: bool, patient: bool = True, launcher: tuple = (), **environment) -> subprocess.Popen:
+    repo, made = str(Path(__file__).resolve().parent.parent), json.dumps(CONFIG)
+    code = SIGNALLED.format(repo=repo, config=made, root=str(tmp_path), hang=hang, patient=patient)
+    command = [*launcher, sys.executable, "-c", code]
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may be under nohup themselves
     )
     assert child.stdout.readline() == "ready\n"
     return child
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize("number, code", CODES)
 def test_signals(tmp_path, number, code):
     child = start(tmp_path, hang=False)
     child.send_signal(number)
@@ -344,10 +353,47 @@ def test_signals(tmp_path, number, code):
     assert found["status"] == "interrupted" and found["step"] == logged[-1]
 
 
+def test_nohup_is_heeded(tmp_path):
+    child = start(tmp_path, hang=False, launcher=("nohup",))
+    child.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert child.poll() is None
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 143
+
+
+@pytest.mark.parametrize("number, code", CODES)
+def test_a_signal_before_training_ends_the_run_at_once(tmp_path, number, code):
+    child = start(tmp_path, hang=False, patient=False)
+    child.send_signal(number)
+    assert child.wait(20) == code
+    folder = tmp_path / "pos" / "rope-s1"
+    assert child.stdout.read().endswith("rope-s1: stopped before the first step; the same command goes on\n")
+    assert status(folder)["status"] == "interrupted" and status(folder)["error"] is None
+    with Run(config(), tmp_path, quiet) as run:  # and holds the folder no more
+        assert run.decision == "fresh"
+
+
+@pytest.mark.parametrize("error, ended", [(SystemExit(143), "interrupted"), (OSError("no net"), "failed")])
+def test_what_ends_a_run_as_it_opens_its_mirror_is_in_its_status(tmp_path, monkeypatch, error, ended):
+    def broken(*_):
+        raise error
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("gpt.run.Mirror", broken)
+    with pytest.raises(type(error)):
+        Run(config(), tmp_path, quiet).__enter__()
+    assert status(tmp_path / "pos" / "rope-s1")["status"] == ended
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_a_second_signal_exits_at_once(tmp_path):
     child = start(tmp_path, hang=True)
     child.send_signal(signal.SIGTERM)
     assert child.stdout.readline() == "stopping\n"
+    assert child.poll() is None
+    child.send_signal(signal.SIGHUP)  # says what the first one may have said
+    time.sleep(0.2)
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
     assert child.wait(60) == 130  # and does not wait for the end of what hangs
@@ -376,11 +422,13 @@ def test_handlers_come_back(tmp_path):
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     with Run(config(), tmp_path, quiet) as run:
+        run.patient = True
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.01)
         assert run.stop == signal.SIGUSR1
     assert [signal.getsignal(number) for number in numbers] == before and run.exit_code == 0
     with Run(config(), tmp_path, quiet) as run:
+        run.patient = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
         run.done(100)

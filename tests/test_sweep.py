@@ -47,6 +47,7 @@ def job(raw, overrides):
         first = run.decision == "fresh"
         run.log(1, loss=1.0, val_loss=1.25 + raw["seed"])
         (run.folder / "checkpoints" / "step-000001").mkdir(parents=True, exist_ok=True)
+        run.patient = True
         if act == "wait" and first:
             while not run.stop:
                 time.sleep(0.01)
@@ -222,6 +223,14 @@ def test_a_wrong_job_starts_none(app, overrides, words):
     assert {path.name for path in app.iterdir()} == {"app.py", "conf"}
 
 
+def test_torchrun_starts_no_sweep(app):
+    done = call(app, "-m", "seed=0,1", WORLD_SIZE="2", RANK="1")
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(r"error: -m/--multirun: got 2 processes of torchrun .*, allowed: one; .*\n", done.stderr)
+    assert {path.name for path in app.iterdir()} == {"app.py", "conf"}
+    assert call(app, "-m", "seed=0", WORLD_SIZE="1", RANK="0").returncode == 0
+
+
 def test_another_configuration_in_a_folder_starts_none(app):
     (app / "conf" / "position" / "alibi.yaml").write_text("name: alibi\nslope: 1\n")
     assert call(app, "position=alibi", "seed=1", "sweep=pos").returncode == 0
@@ -257,11 +266,19 @@ def test_gpus_are_shared_out(app):
 
 
 @pytest.mark.parametrize(
-    "number, code, jobs", [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2), (signal.SIGUSR1, 0, 1)]
+    "number, code, jobs",
+    [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2), (signal.SIGHUP, 129, 1), (signal.SIGUSR1, 0, 1)],
 )
 def test_a_signal_reaches_the_jobs_and_starts_no_more(app, number, code, jobs):
     command = [sys.executable, "app.py", "-m", "seed=0,1,2,3", "act=wait", "sweep=s", f"hydra.launcher.jobs={jobs}"]
-    parent = subprocess.Popen(command, cwd=app, env=environment(QUICK="1"), stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        command,
+        cwd=app,
+        env=environment(QUICK="1"),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may be under nohup themselves
+    )
     deadline = time.monotonic() + 120
     while (
         len(list(app.glob("runs/s/*/checkpoints/step-000001"))) < jobs
@@ -278,6 +295,16 @@ def test_a_signal_reaches_the_jobs_and_starts_no_more(app, number, code, jobs):
     if number == signal.SIGINT:
         again = call(app, "-m", "seed=0", "act=wait", "sweep=s")  # goes on, and this time does not wait
         assert again.returncode == 0 and statuses(app, "s")["rope-s0-actwait"]["status"] == "done"
+
+
+def test_nohup_keeps_a_sweep_going(app):
+    command = ["nohup", sys.executable, "app.py", "-m", "seed=0,1", "act=sleep2", "sweep=s"]
+    parent = subprocess.Popen(command, cwd=app, env=environment(QUICK="1"), stdout=subprocess.PIPE)
+    while b"started" not in parent.stdout.readline():
+        assert parent.poll() is None
+    parent.send_signal(signal.SIGHUP)
+    parent.communicate(timeout=120)
+    assert parent.returncode == 0 and [one["status"] for one in statuses(app, "s").values()] == ["done", "done"]
 
 
 def test_no_job_outlives_a_sweep_that_is_killed(app):

@@ -104,6 +104,13 @@ def test_twenty_steps_are_ten_and_a_kill_and_ten(monkeypatch, scheme):
     assert status(RUNS / "killed")["status"] == "done"
 
 
+def test_the_status_names_the_step_that_is_saved(monkeypatch):
+    """Also where it lies between two that are logged."""
+    assert stop_after(monkeypatch, 7, "name=stopped", "train.log_every=5") == 143
+    assert latest(RUNS / "stopped/checkpoints").step == status(RUNS / "stopped")["step"] == 7
+    assert [line["step"] for line in metrics(RUNS / "stopped")] == [5]
+
+
 def test_a_run_whose_text_has_changed_goes_on_with_its_own_and_says_so(capsys):
     """The tokens are those it began with; both hashes are named, that of the prepared folder and today's."""
     for name, when in (("same", "before"), ("changed", "between")):

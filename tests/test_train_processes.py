@@ -1,6 +1,7 @@
 """train.py as real processes: kill -9, signals, two processes on one run, and one line for an error."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -38,6 +39,17 @@ def following(ahead):
     return take(ahead)
 
 gpt.data.Ahead.__next__ = following
+if "SLOW_TEXT" in os.environ:
+    import gpt.encode
+
+    encode, gpt.encode.TASK = gpt.encode.encode, 1000
+
+    def encode_slowly(*task):
+        open("tasks", "a").write("x")
+        time.sleep(3)
+        return encode(*task)
+
+    gpt.encode.encode = encode_slowly
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
@@ -128,6 +140,20 @@ def test_one_process_a_folder_and_a_second_signal():
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 143
     assert status(RUN)["status"] == "interrupted" and latest(RUN / "checkpoints").step == 4
+
+
+def test_a_signal_ends_a_preparation_that_the_next_run_goes_on_with(monkeypatch):
+    with monkeypatch.context() as slow:
+        slow.setenv("SLOW_TEXT", "1")
+        with started(*STEPS) as process:
+            wait_for(lambda: Path("tasks").exists() and len(Path("tasks").read_text()) >= 3, process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 143
+    assert Path("err.txt").read_text() == "" and status(RUN)["status"] == "interrupted"
+    (draft,) = Path("data").rglob("progress.json")
+    assert json.loads(draft.read_text())["reached"] != [0, 0]
+    assert train.main(*composed(*STEPS)) == 0
+    assert len(list(Path("data").rglob("meta.json"))) == 1 and not draft.exists()
 
 
 def test_two_processes_are_one():
