@@ -42,7 +42,7 @@ gpt.data.Ahead.__next__ = following
 if "SLOW_TEXT" in os.environ:
     import gpt.encode
 
-    encode, gpt.encode.TASK = gpt.encode.encode, 1000
+    encode, gpt.encode.TASK = gpt.encode.encode, 1  # validation, test and training text: three tasks
 
     def encode_slowly(*task):
         open("tasks", "a").write("x")
@@ -146,7 +146,7 @@ def test_a_signal_ends_a_preparation_that_the_next_run_goes_on_with(monkeypatch)
     with monkeypatch.context() as slow:
         slow.setenv("SLOW_TEXT", "1")
         with started(*STEPS) as process:
-            wait_for(lambda: Path("tasks").exists() and len(Path("tasks").read_text()) >= 3, process)
+            wait_for(lambda: Path("tasks").exists() and len(Path("tasks").read_text()) >= 2, process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(15) == 143
     assert Path("err.txt").read_text() == "" and status(RUN)["status"] == "interrupted"
