@@ -369,10 +369,10 @@ def test_every_rescaling_in_one_command(capsys, monkeypatch):
         plain = found["none", protocol, factor]
         same = {name: row[name] == plain[name] for name in ("loss", "position_curve", "n_targets", "perplexity")}
         assert all(same.values()) if factor == 1 or kind == "none" else not same["loss"], (kind, protocol, factor)
-        # dynamic, in windows of one length, is ntk
-        curves = {str(row["position_curve"]) for row in found.values() if row["factor"] == factor}
-        assert len(curves - {"None"}) == (1 if factor == 1 else 7)
-        assert found["dynamic", protocol, factor]["loss"] == found["ntk", protocol, factor]["loss"]
+        # dynamic, in windows of one length, is ntk; measured twice, the last bits may differ
+        assert found["dynamic", protocol, factor]["loss"] == pytest.approx(found["ntk", protocol, factor]["loss"], 1e-6)
+        losses = {found[other, protocol, factor]["loss"] for other in KINDS if other != "dynamic"}
+        assert len(losses) == (1 if factor == 1 else 7)  # by little: the model is hardly trained
     parameters = {kind: found[kind, "disjoint", 4]["scaling_parameters"] for kind in KINDS}
     assert parameters["none"] is parameters["ntk"] is parameters["dynamic"] is None
     assert parameters["yarn"] == "alpha=1 beta=4 ramp=index temperature=0.1"
