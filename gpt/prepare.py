@@ -103,16 +103,18 @@ def done(n_bytes: int, size: int | None, tokens: int, limit: int | None) -> floa
 
 def other_shares(data: DataConfig, corpus: Corpus) -> str:
     """What to say where twice as much is held out as was asked for, or less than half of it; else nothing."""
-    splits, asked = corpus.meta["splits"], {"val": data.val_fraction, "test": data.test_fraction}
-    if "val_fraction" not in corpus.meta or data.val_split is not None:
-        return ""
+    splits = corpus.meta["splits"]
+    asked = {key.removesuffix("_fraction"): share for key, share in fractions(data).items()}
     total = sum(split["bytes"] for split in splits.values())
     shares = {name: splits[name]["bytes"] / total for name in asked}
     if all(share / 2 <= shares[name] <= 2 * share for name, share in asked.items()):
         return ""
     parts = [f"{name} has {shares[name]:.1%} of the text (data.{name}_fraction={asked[name]:g})" for name in asked]
     count = sum(split["documents"] for split in splits.values())
-    return f"{', '.join(parts)}: whole documents are held out, and these {count:,} differ much in size or are few"
+    why = f"whole documents are held out, and these {count:,} differ much in size or are few"
+    if data.max_tokens is not None:
+        why = f"data.max_tokens={data.max_tokens} ends the text, of which what is held out may come first"
+    return f"{', '.join(parts)}: {why}"
 
 
 def resumable(error: BaseException) -> bool:

@@ -566,6 +566,13 @@ def test_shares_far_from_what_was_asked_for_are_said(tmp_path):
     )
     assert line.startswith(f"{corpus.folder}: ") and "these 3 differ much" in line
     said.clear()
+    config = DataConfig("text", path=str(tmp_path / "0.txt"), max_tokens=300)
+    prepare(
+        config, BYTE, tmp_path / "data", said.append
+    )  # of 1,100: 110 to validate on, 55 for the test, 135 to train on
+    (line,) = [line for line in said if "of the text" in line]
+    assert "val has 36." in line and "data.max_tokens=300 ends the text" in line
+    said.clear()
     for folder, count in (("many", 400), ("one", 1)):
         (tmp_path / folder).mkdir()
         for n in range(count):
